@@ -51,8 +51,8 @@ expect "leading zeros are decimal"   0 "8 passed, 0 failed" "ok"            'ech
 
 check "output of what passes is hidden" [ "$("$run" "$good" | grep -c '| hidden')" = 0 ]
 check "... and shown with VERBOSE=1" [ "$(VERBOSE=1 "$run" "$good" | grep -c '| hidden')" = 1 ]
-check "commands from stdin, an empty line, no newline at the end" \
-    [ "$(printf 'echo "1 passed, 0 failed"\n\ncat; echo "2 passed, 0 failed"' | "$run" | tail -n 1)" = "3 passed, 0 failed" ]
+sum=$(printf 'echo "1 passed, 0 failed"\n\ncat; echo "2 passed, 0 failed"' | "$run" | tail -n 1)
+check "commands from stdin, an empty line, no newline at the end" [ "$sum" = "3 passed, 0 failed" ]
 check "the time is shown" grep -Eq ' (0\.[2-9]|[1-9][0-9]*\.[0-9]) s' <<< "$("$run" "sleep 0.25; $good")"
 
 echo "$passed passed, $failed failed"
