@@ -62,6 +62,8 @@
 #include <xmmintrin.h>
 #endif
 
+#define MODEL_NAME "harmonic"
+
 #ifndef REAL
 #define REAL float              // -DREAL=double builds the same program in double, for gradient checks
 #endif
@@ -559,7 +561,7 @@ typedef struct {
     real *ne;                           // (R,C): n(e)
     real *za, *zb;                      // (R,2C): the gate MLPs before silu
     real *ga, *gb;                      // (R,C): their outputs
-    real *s0, *state;                   // (B,C): the state before the first token, and after the last
+    real *s0, *state;                   // (B,C): the state before the first token; the carried state, in Acts.states
     real *s, *s_mean, *s_rstd, *h;      // (R,C), (R), (R), (R,C)
 } LevelActs;
 typedef struct {
@@ -569,8 +571,8 @@ typedef struct {
 } BlockActs;
 typedef struct {
     int B, T;
-    Table table;
-    real* memory;
+    Table table, states;                // states: what --stateful and model_step carry on, (B,C) each
+    real *memory, *state_memory;
     BlockActs* block;
     real *out, *y, *y_mean, *y_rstd;    // (R,C): what leaves the last block; LayerNorm of it (one layer: y is out itself)
     real *u;                            // (R,2C) scratch: silu(z)
@@ -579,11 +581,15 @@ typedef struct {
     real *ds, *dga, *dgb, *dne, *du;
 } Acts;
 
-static void acts_layout(Acts* a, real* base, const Config* c, int train) {
+// Lays a's tensors out at base and its carried states at state_base (NULL, NULL: only measures).
+static void acts_layout(Acts* a, real* base, real* state_base, const Config* c, int train) {
     size_t V = c->vocab, C = c->channels, B = a->B, R = B * a->T;
     Table* t = &a->table;
-    t->count = 0;
-    t->total = 0;
+    t->count = a->states.count = 0;
+    t->total = a->states.total = 0;
+    for (int n = 0; n < c->layers; n++)
+        for (int l = 0; l < 3; l++)
+            a->block[n].level[l].state = take(&a->states, state_base, B, C, NONE, 0, "block%d.level%d.s", n, l + 1);
     for (int n = 0; n < c->layers; n++) {
         BlockActs* b = &a->block[n];
         b->nx = b->x = take(t, base, R, C, NONE, 0, "block%d.x", n);
@@ -605,7 +611,6 @@ static void acts_layout(Acts* a, real* base, const Config* c, int train) {
             q->ga     = take(t, base, R, C, NONE, 0, "block%d.level%d.ga", n, l + 1);
             q->gb     = take(t, base, R, C, NONE, 0, "block%d.level%d.gb", n, l + 1);
             q->s0     = take(t, base, B, C, NONE, 0, "block%d.level%d.s0", n, l + 1);
-            q->state  = take(t, base, B, C, NONE, 0, "block%d.level%d.state", n, l + 1);
             q->s      = take(t, base, R, C, NONE, 0, "block%d.level%d.s", n, l + 1);
             q->s_mean = take(t, base, R, 0, NONE, 0, "block%d.level%d.s_mean", n, l + 1);
             q->s_rstd = take(t, base, R, 0, NONE, 0, "block%d.level%d.s_rstd", n, l + 1);
@@ -662,8 +667,8 @@ static void model_layout(Model* m, const Config* c, int B, int T, int train) {
     m->acts.T = T;
     m->step.B = m->step.T = 1;
     params_layout(&m->p, &m->table, NULL, c);
-    acts_layout(&m->acts, NULL, c, train);
-    acts_layout(&m->step, NULL, c, 0);
+    acts_layout(&m->acts, NULL, NULL, c, train);
+    acts_layout(&m->step, NULL, NULL, c, 0);
 }
 
 // Allocates a model for batches of B x T tokens, all zero; train = 0 leaves out what only training needs.
@@ -683,15 +688,21 @@ static void model_build(Model* m, const Config* c, int B, int T, int train) {
     }
     free(again.tensors);
     m->acts.memory = (real*)allocate(m->acts.table.total * sizeof(real), "activations");
-    acts_layout(&m->acts, m->acts.memory, c, train);
+    m->acts.state_memory = (real*)allocate(m->acts.states.total * sizeof(real), "carried states");
+    acts_layout(&m->acts, m->acts.memory, m->acts.state_memory, c, train);
     m->step.memory = (real*)allocate(m->step.table.total * sizeof(real), "the activations of one token");
-    acts_layout(&m->step, m->step.memory, c, 0);
+    m->step.state_memory = (real*)allocate(m->step.states.total * sizeof(real), "the state of one sequence");
+    acts_layout(&m->step, m->step.memory, m->step.state_memory, c, 0);
 }
 
 static void model_free(Model* m) {
-    free(m->table.tensors); free(m->acts.table.tensors); free(m->step.table.tensors);
+    Acts* both[2] = { &m->acts, &m->step };
+    for (int i = 0; i < 2; i++) {
+        free(both[i]->table.tensors); free(both[i]->states.tensors);
+        free(both[i]->memory); free(both[i]->state_memory);
+    }
+    free(m->table.tensors);
     free(m->param_memory); free(m->grad_memory); free(m->adam_m); free(m->adam_v);
-    free(m->acts.memory); free(m->step.memory);
     free(m->p.block); free(m->g.block); free(m->acts.block); free(m->step.block);
     memset(m, 0, sizeof *m);
 }
@@ -874,15 +885,16 @@ static void model_logits(Model* m, size_t row, size_t n, real* out) {
 }
 
 // Zeroes carried states: all of them, or those of the streams b with reset[b] (NULL: all).
-static void model_reset(Model* m, Acts* a, const int* reset) {
-    for (int n = 0; n < m->config.layers; n++)
-        for (int l = 0; l < 3; l++)
-            for (int b = 0; b < a->B; b++)
-                if (!reset || reset[b]) memset(a->block[n].level[l].state + (size_t)b * m->config.channels, 0, m->config.channels * sizeof(real));
+static void model_reset(Acts* a, const int* reset) {
+    for (int i = 0; i < a->states.count; i++) {
+        const Tensor* t = &a->states.tensors[i];
+        size_t width = t->size / t->shape[0];
+        for (int b = 0; b < a->B; b++) if (!reset || reset[b]) memset(a->state_memory + t->offset + b * width, 0, width * sizeof(real));
+    }
 }
 
 // One token, for generation: the same forward with B = T = 1 and a carried state of 3 C numbers a layer, however long
-// the text. Returns the logits (V) of what comes next. model_reset(m, &m->step, NULL) starts a new text.
+// the text. Returns the logits (V) of what comes next. model_reset(&m->step, NULL) starts a new text.
 static const real* model_step(Model* m, int token) {
     acts_forward(&m->step, &m->p, &m->config, &token, 1);
     linear_forward(m->step.logits, m->step.y, m->p.head, NULL, 1, m->config.channels, m->config.vocab, m->config.channels, 0);
@@ -1231,7 +1243,7 @@ static void generate(Model* m, const Tokenizer* tok, const char* prompt, int len
     real* scratch = (real*)allocate(V * sizeof(real), "sampling");
     if (tok) count = tokenizer_encode(tok, prompt, strlen(prompt), &ids);
     if (tok) fputs(prompt, stdout);
-    model_reset(m, &m->step, NULL);
+    model_reset(&m->step, NULL);
     int start = tok && tokenizer_eot(tok) >= 0 ? tokenizer_eot(tok) : '\n' < V ? '\n' : 0;
     const real* logits = count ? NULL : model_step(m, start < V ? start : 0);
     for (size_t i = 0; i < count; i++) logits = model_step(m, ids[i]);
@@ -1434,7 +1446,8 @@ static void options_parse(int argc, char** argv) {
 // what cannot change is an error.
 static void options_adopt(const SafeTensors* s, int resume) {
     const char* model = safetensors_metadata(s, "model");
-    if (!model || strcmp(model, "harmonic")) die("%s is not a checkpoint of this program: its metadata says model '%s', not 'harmonic'", s->path, model ? model : "");
+    if (!model || strcmp(model, MODEL_NAME))
+        die("%s is not a checkpoint of this program: its metadata says model '%s', not '" MODEL_NAME "'", s->path, model ? model : "");
     Text source = {0};
     text_add(&source, "%s: ", s->path);
     for (int i = 0; i < OPTION_COUNT; i++) {
@@ -1460,23 +1473,18 @@ static void options_adopt(const SafeTensors* s, int resume) {
 
 // Writes path; returns 0, or an errno with the file as it was before.
 static int checkpoint_save(const Model* m, const DataLoader* data, int step, const char* path) {
-    const Table* t = &m->table;
-    size_t C = m->config.channels;
-    Entry* e = (Entry*)allocate((3 * t->count + 3 * m->config.layers) * sizeof(Entry), "a checkpoint's header");
+    const Table* tables[4] = { &m->table, &m->table, &m->table, &m->acts.states };
+    const real* memories[4] = { m->param_memory, m->adam_m, m->adam_v, m->acts.state_memory };
+    const char* prefixes[4] = { "", "adam_m.", "adam_v.", "state." };
+    Entry* e = (Entry*)allocate((3 * m->table.count + m->acts.states.count) * sizeof(Entry), "a checkpoint's header");
     int n = 0;
-    const real* memories[3] = { m->param_memory, m->adam_m, m->adam_v };
-    const char* prefixes[3] = { "", "adam_m.", "adam_v." };
-    for (int k = 0; k < 3; k++)
-        for (int i = 0; i < t->count; i++)
-            e[n++] = entry(prefixes[k], t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1], memories[k] + t->tensors[i].offset);
-    if (m->config.stateful)
-        for (int b = 0; b < m->config.layers; b++) for (int l = 0; l < 3; l++) {
-            char name[40];
-            snprintf(name, sizeof name, "block%d.level%d", b, l + 1);
-            e[n++] = entry("state.", name, m->B, C, m->acts.block[b].level[l].state);
+    for (int k = 0; k < (m->config.stateful ? 4 : 3); k++)
+        for (int i = 0; i < tables[k]->count; i++) {
+            const Tensor* t = &tables[k]->tensors[i];
+            e[n++] = entry(prefixes[k], t->name, t->shape[0], t->shape[1], memories[k] + t->offset);
         }
     Text meta = {0};
-    text_add(&meta, "\"model\":\"harmonic\",\"step\":\"%d\",\"rng\":\"%llu\",\"position\":\"%llu\"", step,
+    text_add(&meta, "\"model\":\"" MODEL_NAME "\",\"step\":\"%d\",\"rng\":\"%llu\",\"position\":\"%llu\"", step,
              (unsigned long long)data->rng, (unsigned long long)data->position);
     for (int i = 0; i < OPTION_COUNT; i++) if (options[i].keep != ' ') {
         char value[4096];
@@ -1492,24 +1500,17 @@ static int checkpoint_save(const Model* m, const DataLoader* data, int step, con
 
 // Weights only, or with `resume` all of it: then *step and the data's place are set too (NULL otherwise).
 static void checkpoint_load(Model* m, const SafeTensors* s, int resume, int* step, DataLoader* data) {
-    const Table* t = &m->table;
-    for (int i = 0; i < t->count; i++) {
-        const Tensor* x = &t->tensors[i];
-        char name[64];
-        safetensors_copy(s, x->name, m->param_memory + x->offset, x->shape[0], x->shape[1]);
-        if (!resume) continue;
-        snprintf(name, sizeof name, "adam_m.%s", x->name);
-        safetensors_copy(s, name, m->adam_m + x->offset, x->shape[0], x->shape[1]);
-        snprintf(name, sizeof name, "adam_v.%s", x->name);
-        safetensors_copy(s, name, m->adam_v + x->offset, x->shape[0], x->shape[1]);
-    }
-    if (!resume) return;
-    if (m->config.stateful)
-        for (int b = 0; b < m->config.layers; b++) for (int l = 0; l < 3; l++) {
+    const Table* tables[4] = { &m->table, &m->table, &m->table, &m->acts.states };
+    real* memories[4] = { m->param_memory, m->adam_m, m->adam_v, m->acts.state_memory };
+    const char* prefixes[4] = { "", "adam_m.", "adam_v.", "state." };
+    for (int k = 0; k < (!resume ? 1 : m->config.stateful ? 4 : 3); k++)
+        for (int i = 0; i < tables[k]->count; i++) {
+            const Tensor* t = &tables[k]->tensors[i];
             char name[64];
-            snprintf(name, sizeof name, "state.block%d.level%d", b, l + 1);
-            safetensors_copy(s, name, m->acts.block[b].level[l].state, m->B, m->config.channels);
+            snprintf(name, sizeof name, "%s%s", prefixes[k], t->name);
+            safetensors_copy(s, name, memories[k] + t->offset, t->shape[0], t->shape[1]);
         }
+    if (!resume) return;
     const char *at = safetensors_metadata(s, "step"), *rng = safetensors_metadata(s, "rng"), *position = safetensors_metadata(s, "position");
     if (!at || !rng || !position || atoi(at) < 0) die("%s does not say its step, rng and position", s->path);
     *step = m->updates = atoi(at);
@@ -1521,7 +1522,7 @@ static void checkpoint_load(Model* m, const SafeTensors* s, int resume, int* ste
 static void dump(Model* m, DataLoader* data, const char* path) {
     const Table* t = &m->table;
     size_t V = m->config.vocab, B = m->B, T = m->T, R = B * T;
-    if (m->config.stateful) model_reset(m, &m->acts, NULL);
+    if (m->config.stateful) model_reset(&m->acts, NULL);
     loader_next(data);
     model_zero_grad(m);
     m->grad_scale = 1;
@@ -1541,7 +1542,7 @@ static void dump(Model* m, DataLoader* data, const char* path) {
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < t->count; i++)
             e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1], (k ? m->grad_memory : m->param_memory) + t->tensors[i].offset);
-    int error = safetensors_write(path, "\"model\":\"harmonic\"", e, n);
+    int error = safetensors_write(path, "\"model\":\"" MODEL_NAME "\"", e, n);
     if (error) die("cannot write %s: %s", path, strerror(error));
     printf("dumped a batch, its logits, loss %.6f, parameters and gradients to %s\n", (double)loss, path);
     free(e);
@@ -1554,22 +1555,21 @@ static void dump(Model* m, DataLoader* data, const char* path) {
 // Mean loss in nats over `batches` batches of val from its start (0: all it has). A stateful model reads them with a
 // state of its own, zero at the start, and finds its training state as it was.
 static double evaluate(Model* m, DataLoader* val, size_t batches, double* accuracy) {
-    size_t C = m->config.channels, bytes = m->B * C * sizeof(real), counted = 0, correct = 0;
-    int levels = 3 * m->config.layers;
+    size_t bytes = m->acts.states.total * sizeof(real), counted = 0, correct = 0;
     double total = 0;
-    real* kept = (real*)allocate(levels * bytes, "the carried state");
+    real* kept = (real*)allocate(bytes, "the carried state");
     if (val->num_batches && (batches == 0 || batches > val->num_batches)) batches = val->num_batches;
-    for (int i = 0; i < levels; i++) memcpy(kept + i * m->B * C, m->acts.block[i / 3].level[i % 3].state, bytes);
+    memcpy(kept, m->acts.state_memory, bytes);
     loader_restart(val);
     for (size_t k = 0; k < batches; k++) {
         loader_next(val);
-        model_reset(m, &m->acts, val->reset);
+        model_reset(&m->acts, val->reset);
         double loss = model_forward(m, val->tokens, val->targets, 0);
         total += loss * m->counted;
         counted += m->counted;
         correct += m->correct;
     }
-    for (int i = 0; i < levels; i++) memcpy(m->acts.block[i / 3].level[i % 3].state, kept + i * m->B * C, bytes);
+    memcpy(m->acts.state_memory, kept, bytes);
     free(kept);
     *accuracy = counted ? (double)correct / counted : 0;
     return counted ? total / counted : 0;
@@ -1600,7 +1600,8 @@ static void print_plan(const Model* m) {
         printf("%-24s %18s %12zu  %s %-12.4g %s\n", t->name, shape, t->size,
                t->init == NORMAL ? "N(0, s)" : t->init == UNIFORM ? "U(+-a)" : "constant", t->scale, t->decay ? "yes" : "no");
     }
-    size_t p = m->table.total * sizeof(real), a = m->acts.table.total * sizeof(real), s = m->step.table.total * sizeof(real);
+    size_t p = m->table.total * sizeof(real);
+    size_t a = (m->acts.table.total + m->acts.states.total) * sizeof(real), s = (m->step.table.total + m->step.states.total) * sizeof(real);
     printf("parameters: %zu\n", model_parameters(m));
     printf("bytes: parameters %zu, gradients %zu, AdamW %zu, activations of %d x %d tokens %zu, of one token %zu\n",
            p, m->train ? p : 0, m->train ? 2 * p : 0, m->B, m->T, a, s);
@@ -1615,11 +1616,11 @@ static void on_signal(int number) {
     signal(number, SIG_DFL);            // a second one ends the program at once
 }
 
-// Opens out/log.tsv: anew, or on resume with the rows after `step` taken out.
-static FILE* log_open(const char* path, int step) {
+// Opens out/log.tsv: anew, or for a resumed run with the rows up to `step` kept.
+static FILE* log_open(const char* path, int resumed, int step) {
     Text kept = {0};
     text_add(&kept, "step\ttrain_loss\tval_loss\tbits_per_token\tlr\tgrad_norm\tms\ttok_per_s\taccuracy\n");
-    FILE* old = step > 0 ? fopen(path, "r") : NULL;
+    FILE* old = resumed ? fopen(path, "r") : NULL;
     char line[512];
     while (old && fgets(line, sizeof line, old)) if (isdigit((unsigned char)line[0]) && atoi(line) <= step) text_add(&kept, "%s", line);
     if (old) fclose(old);
@@ -1643,24 +1644,25 @@ static void make_folder(const char* path) {
 // Trains from step `done` + 1 to opt.steps: prints a line a step (on a terminal, one that is written over), logs the same
 // to out/log.tsv, validates, samples, saves. Ctrl-C ends it after the step in hand. Returns the signal, or 0.
 static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* tok, int done) {
+    int resumed = opt.resume[0] != 0;
     Text log_path = {0}, model_path = {0};
     text_add(&log_path, "%s/log.tsv", opt.out);
     text_add(&model_path, "%s/model.safetensors", opt.out);
     make_folder(opt.out);
-    if (done == 0 && (access(log_path.chars, F_OK) == 0 || access(model_path.chars, F_OK) == 0))
+    if (!resumed && (access(log_path.chars, F_OK) == 0 || access(model_path.chars, F_OK) == 0))
         die("%s already holds a run: choose another --out, go on with --resume %s, or delete it", opt.out, model_path.chars);
     struct statvfs disk;
     size_t needed = 3 * m->table.total * sizeof(real);
     if (opt.save_every >= 0 && statvfs(opt.out, &disk) == 0 && (double)disk.f_bavail * disk.f_frsize < needed)
         die("%s has no room for a checkpoint of %.0f MB (--save-every -1 trains without)", opt.out, needed / 1e6);
-    FILE* log_file = log_open(log_path.chars, done);
+    FILE* log_file = log_open(log_path.chars, resumed, done);
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
     signal(SIGXFSZ, SIG_IGN);           // a file past the shell's limit is then a write error like any other
     int generated = opt.task != 0, tty = isatty(1), step = done, error = 0;
     double tokens = (double)m->B * m->T * opt.accum, started = now(), accuracy = 0, val_loss = -1;
     char text[128];
-    if (val && done == 0) {
+    if (val && !resumed) {
         val_loss = evaluate(m, val, opt.val_batches, &accuracy);
         printf("val 0/%d | %s\n", opt.steps, loss_text(text, val_loss, val->bytes_per_token));
         fprintf(log_file, "0\t\t%.6f\t%.6f\t\t\t\t\t\n", val_loss, val_loss / log(2));
@@ -1671,7 +1673,7 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
         model_zero_grad(m);
         for (int k = 0; k < opt.accum; k++) {
             loader_next(data);
-            model_reset(m, &m->acts, data->reset);
+            model_reset(&m->acts, data->reset);
             double l = model_forward(m, data->tokens, data->targets, 1);
             if (!isfinite(l)) {
                 const char* where = not_finite(&m->table, m->param_memory);
