@@ -169,8 +169,8 @@ static uint64_t key_heap_pop(KeyHeap* h) {
 enum { OTHER, LETTER, NUMBER, SPACE };                  // what the expression tells apart; the table's low two bits
 static int unicode_class(uint32_t c);                   // at the end of this file, with its table
 
-// The class of the character at p, and in *len its bytes. Strict UTF-8: overlong forms, surrogates, numbers above
-// 0x10FFFF and stray bytes are no characters, and their first byte alone is an OTHER.
+// The class of the character at p, and in *len its bytes. A byte that begins no whole character of UTF-8 (stray, cut off,
+// an overlong form) is an OTHER by itself; surrogates and numbers above 0x10FFFF are OTHER by the table.
 static int char_class(const char* p, const char* end, size_t* len) {
     const unsigned char* s = (const unsigned char*)p;
     size_t left = (size_t)(end - p);
@@ -187,7 +187,7 @@ static int char_class(const char* p, const char* end, size_t* len) {
         if ((s[i] & 0xC0) != 0x80) return OTHER;
         c = c << 6 | (s[i] & 0x3F);
     }
-    if ((n == 3 && c < 0x800) || (n == 4 && c < 0x10000) || (c >= 0xD800 && c < 0xE000) || c > 0x10FFFF) return OTHER;
+    if ((n == 3 && c < 0x800) || (n == 4 && c < 0x10000)) return OTHER;
     *len = n;
     return unicode_class(c);
 }
