@@ -166,28 +166,28 @@ static uint64_t key_heap_pop(KeyHeap* h) {
 // ----------------------------------------------------------------------------
 // Pieces: GPT-2's regular expression, by hand.
 
-enum { OTHER, LETTER, NUMBER, SPACE };                  // what the expression tells apart; the table's low two bits
+enum { CHAR_OTHER, CHAR_LETTER, CHAR_NUMBER, CHAR_SPACE };                  // what the expression tells apart; the table's low two bits
 static int unicode_class(uint32_t c);                   // at the end of this file, with its table
 
 // The class of the character at p, and in *len its bytes. A byte that begins no whole character of UTF-8 (stray, cut off,
-// an overlong form) is an OTHER by itself; surrogates and numbers above 0x10FFFF are OTHER by the table.
+// an overlong form) is a CHAR_OTHER by itself; surrogates and numbers above 0x10FFFF are that by the table.
 static int char_class(const char* p, const char* end, size_t* len) {
     const unsigned char* s = (const unsigned char*)p;
     size_t left = (size_t)(end - p);
     *len = 1;
     if (s[0] < 0x80) {
-        if ((s[0] | 0x20) >= 'a' && (s[0] | 0x20) <= 'z') return LETTER;
-        if (s[0] >= '0' && s[0] <= '9') return NUMBER;
-        return s[0] == ' ' || (s[0] >= '\t' && s[0] <= '\r') ? SPACE : OTHER;
+        if ((s[0] | 0x20) >= 'a' && (s[0] | 0x20) <= 'z') return CHAR_LETTER;
+        if (s[0] >= '0' && s[0] <= '9') return CHAR_NUMBER;
+        return s[0] == ' ' || (s[0] >= '\t' && s[0] <= '\r') ? CHAR_SPACE : CHAR_OTHER;
     }
     size_t n = s[0] < 0xC2 ? 1 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : s[0] < 0xF5 ? 4 : 1;
-    if (n == 1 || n > left) return OTHER;
+    if (n == 1 || n > left) return CHAR_OTHER;
     uint32_t c = s[0] & (0xFFu >> (n + 1));
     for (size_t i = 1; i < n; i++) {
-        if ((s[i] & 0xC0) != 0x80) return OTHER;
+        if ((s[i] & 0xC0) != 0x80) return CHAR_OTHER;
         c = c << 6 | (s[i] & 0x3F);
     }
-    if ((n == 3 && c < 0x800) || (n == 4 && c < 0x10000)) return OTHER;
+    if ((n == 3 && c < 0x800) || (n == 4 && c < 0x10000)) return CHAR_OTHER;
     *len = n;
     return unicode_class(c);
 }
@@ -202,13 +202,13 @@ static const char* piece_end(const char* p, const char* end) {
     }
     const char* start = *p == ' ' && left > 1 ? p + 1 : p;
     int kind = char_class(start, end, &len);
-    if (kind != SPACE) {                                // ␣?\p{L}+ | ␣?\p{N}+ | ␣?[^\s\p{L}\p{N}]+
+    if (kind != CHAR_SPACE) {                                // ␣?\p{L}+ | ␣?\p{N}+ | ␣?[^\s\p{L}\p{N}]+
         do start += len; while (start < end && char_class(start, end, &len) == kind);
         return start;
     }
     const char* last = p;                               // \s+(?!\S): white space, but if something follows, without its
     const char* q = p;                                  // last character, which may belong to that; \s+ if it is alone
-    while (q < end && char_class(q, end, &len) == SPACE) { last = q; q += len; }
+    while (q < end && char_class(q, end, &len) == CHAR_SPACE) { last = q; q += len; }
     return q == end || last == p ? q : last;
 }
 

@@ -135,7 +135,7 @@ static void test_pieces(void) {
         { 0x30, 0x39, 0xB2, 0xB9, 0xBC, 0xBE, 0x660, 0x966, 0x2167, 0x2460, 0x3007, 0x1D7FF, 0x1FBF0, 0x1FBF9 },
         { 0x20, 0x9, 0xA, 0xD, 0x85, 0xA0, 0x1680, 0x2000, 0x200A, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000 } };
     int wrong = 0;
-    for (int kind = OTHER; kind <= SPACE; kind++)
+    for (int kind = CHAR_OTHER; kind <= CHAR_SPACE; kind++)
         for (int i = 0; i < 14; i++) wrong += unicode_class(chars[kind][i]) != kind;
     check(wrong == 0, "classes of 56 characters: %d wrong", wrong);
     // The short way for ASCII agrees with the table.
@@ -147,7 +147,7 @@ static void test_pieces(void) {
     check(wrong == 0, "classes of ASCII: %d differ from the table", wrong);
     size_t count[4] = { 0, 0, 0, 0 };
     for (uint32_t c = 0; c <= 0x10FFFF; c++) count[unicode_class(c)]++;
-    check(count[LETTER] == 141028 && count[NUMBER] == 1911 && count[SPACE] == 25,
+    check(count[CHAR_LETTER] == 141028 && count[CHAR_NUMBER] == 1911 && count[CHAR_SPACE] == 25,
           "letters, numbers, white spaces in Unicode 16: %zu, %zu, %zu", count[1], count[2], count[3]);
 }
 
@@ -215,8 +215,9 @@ static int naive_train(const Tokenizer* bytes, const char* text, size_t n, int w
 
 // Random text of kind 0: few letters and spaces; 1: one letter, long runs; 2: random bytes; 3: words, signs, UTF-8.
 static void random_text(char* out, size_t n, int kind) {
-    static const char* const bits[] = { " the", " a", "ing", "'s", "'ll", " ", "  ", "\n", "\t", ".", ", ", "42", "x", "Qu",
-                                        "\xC3\xA9", "\xE4\xBD\xA0", "\xF0\x9F\x98\x80", "\xE3\x80\x80", "\xFF", "\xCC\x81" };
+    static const char* const bits[] = {
+        " the", " a", "ing", "'s", "'ll", " ", "  ", "\n", "\t", ".", ", ", "42", "x", "Qu",
+        "\xC3\xA9", "\xE4\xBD\xA0", "\xF0\x9F\x98\x80", "\xE3\x80\x80", "\xFF", "\xCC\x81" };
     for (size_t i = 0; i < n; i++) {
         if (kind == 0) out[i] = "aab bcd "[random_below(8)];
         if (kind == 1) out[i] = random_below(50) ? 'a' : ' ';
