@@ -96,7 +96,8 @@ report $? "  which stands for no bytes of text"
 check "  decoded again" \
     eval 'prepare --decode docs.bin | cmp - <(cat docs.txt; printf "<|endoftext|>"; cat docs.txt)'
 printf '<|endoftext|>fourth' > marked.txt
-check "  a text that begins with it needs no other" prepare --bpe f/tokenizer.tok docs.txt marked.txt --eot --out docs.bin
+check "  a text that begins with it needs no other" \
+    prepare --bpe f/tokenizer.tok docs.txt marked.txt --eot --out docs.bin
 [ "$(tokens docs.bin | od -An -v -tu2 -w2 | grep -c '^ *399$')" = 3 ]
 report $? "  three in all"
 check "without --eot it is text" "$PREPARE" --bpe f/tokenizer.tok docs.txt --out docs.bin
@@ -198,7 +199,7 @@ fails "file size limit" "limited.bin: cannot write" limited --bytes text.txt --o
 report $? "  and the old file is as it was"
 mkfifo slow; mkdir late
 "$PREPARE" --bytes text.txt --out late/a.bin > .out 2> .err; cp late/a.bin late/keep
-head -c 300000000 /dev/zero | tr '\0' 'x' > large.txt
+head -c 100000000 /dev/zero | tr '\0' 'x' > large.txt
 "$PREPARE" --bytes large.txt --out late/a.bin > .out 2> .err & pid=$!
 for _ in $(seq 200); do [ -e late/a.bin.tmp ] && break; sleep 0.01; done
 kill -TERM $pid; wait $pid
@@ -242,7 +243,10 @@ check "  again: the same bytes" \
 n=$(wc -c < "$DATA/self/train.txt") m=$(wc -c < "$DATA/self/val.txt")
 [ $((n + m)) -gt 20000 ] && [ $((12 * m)) -gt $((n / 2)) ] && [ $((5 * m)) -lt $n ]
 report $? "  about 9 : 1: $n and $m bytes"
-mkdir "$W/copy"; cp -r data test "$W/copy" 2> /dev/null; mkdir "$W/copy/build"; echo 'int x;' > "$W/copy/build/x.c"
+mkdir -p "$W/copy/data" "$W/copy/build"
+cp data/*.sh "$W/copy/data"
+cp -r test "$W/copy"
+echo 'int x;' > "$W/copy/build/x.c"
 check "  where there is no git" env -C "$W/copy" DATA="$W/copy/data" data/self.sh
 grep -q 'test_prepare' "$W/copy/data/self/train.txt" && ! grep -qx 'int x;' "$W/copy/data/self/"*.txt
 report $? "  the sources and nothing from build/"
