@@ -5,6 +5,7 @@
 # what can't be downloaded is named in one line, with the place to put it by hand, and the exit code is 2.
 set -euo pipefail
 export LC_ALL=C
+START=$PWD                                  # relative names in the command line and environment start here
 case ${PREPARE:=} in "" | /*) ;; *) PREPARE=$PWD/$PREPARE ;; esac
 case ${DATA:=} in "" | /*) ;; *) DATA=$PWD/$DATA ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -32,7 +33,7 @@ while [ $# -gt 0 ]; do
             exit 0 ;;
         --*)
             [ $# -gt 1 ] || die "$1 needs a value, or is unknown: see data/$NAME.sh --help"
-            if [ "$1" = --bpe ] && [ -n "$BPE" ]; then BPE=$2
+            if [ "$1" = --bpe ] && [ -n "$BPE" ]; then BPE=$2; if [ -f "$START/$2" ]; then BPE=$START/$2; fi
             elif ! option "$1" "$2"; then die "unknown option $1: see data/$NAME.sh --help"; fi
             shift 2 ;;
         *) die "what is $1? See data/$NAME.sh --help" ;;

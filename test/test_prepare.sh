@@ -293,6 +293,9 @@ cp "$W/val.txt" "$DATA/wikitext103/valid.txt"
 echo test > "$DATA/wikitext103/test.txt"
 check "wikitext103 with texts put there by hand" env PATH="$W/fail:$PATH" data/wikitext103.sh --bpe 300
 check "  decoded" decodes "$W/val.txt" "$DATA/wikitext103/val.bin"
+check "  with a tokenizer in the folder where we are" eval 'cd "$W" && "$ROOT/data/wikitext103.sh" --bpe f/tokenizer.tok'
+cd "$ROOT" || exit 1
+check "  is with that one" cmp "$W/f/tokenizer.tok" "$DATA/wikitext103/tokenizer.tok"
 if command -v xz > /dev/null; then
     for a in 1 2 10; do
         (cd "$W/o" && for d in 1 2 3; do printf 'subset %s document %s\n' $a $d > $a-$d.txt; done &&
