@@ -1,7 +1,8 @@
 // cuda_on_cpu.h: run CUDA kernels on the CPU, to verify what they compute where there is no GPU.
 //
 //     sed -E -e '1i #line 1 "x.cu"' -f test/cuda_on_cpu.sed x.cu > x.cpp
-//     g++ -std=c++17 -O2 -fopenmp -fsanitize=alignment,bounds -fno-sanitize-recover=all -include test/cuda_on_cpu.h x.cpp
+//     g++ -std=c++17 -O2 -fopenmp -fno-strict-aliasing -fsanitize=alignment,bounds -fno-sanitize-recover=all
+//         -include test/cuda_on_cpu.h x.cpp
 //
 // The sed script rewrites launches and __shared__ (C++ cannot say those) and drops CUDA's includes; the rest of the .cu
 // stays as nvcc sees it. This is a model of what a GPU does, not of how long it takes:
@@ -38,6 +39,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -62,7 +64,11 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-#define CU_QUIET __attribute__((no_sanitize("thread")))     // no race hooks in this function
+#ifdef __clang__                                    // CU_QUIET: no race hooks in this function
+#define CU_QUIET __attribute__((disable_sanitizer_instrumentation))
+#else
+#define CU_QUIET __attribute__((no_sanitize("thread")))
+#endif
 
 // ------------------------------------------------------------------------------------------------
 // vector types and indices
@@ -300,13 +306,18 @@ inline void wait(State s, int line, const char* file) {
 
 [[noreturn]] inline void deadlock(Block* b, const char* what) {
     fprintf(stderr, "cuda_on_cpu: %s\n", what);
-    int shown = 0;
-    for (const Thread& t : b->threads) {
-        if ((t.state != AT_BLOCK && t.state != AT_WARP) || ++shown > 8) continue;
-        fprintf(stderr, "  thread (%u,%u,%u) waits at %s:%d, ", t.idx.x, t.idx.y, t.idx.z, t.file, t.line);
-        if (t.state == AT_BLOCK) fprintf(stderr, "__syncthreads\n");
-        else fprintf(stderr, "warp collective with mask %08x\n", t.mask);
+    std::map<std::tuple<std::string, int, unsigned>, std::vector<const Thread*>> places;      // file, line, mask (0: a barrier)
+    for (const Thread& t : b->threads)
+        if (t.state == AT_BLOCK || t.state == AT_WARP) places[{t.file, t.line, t.state == AT_WARP ? t.mask : 0}].push_back(&t);
+    for (auto& [place, threads] : places) {
+        auto& [file, line, mask] = place;
+        const uint3& first = threads[0]->idx;
+        fprintf(stderr, "  %zu threads from (%u,%u,%u) on at %s:%d, ", threads.size(), first.x, first.y, first.z, file.c_str(), line);
+        if (mask) fprintf(stderr, "warp collective with mask %08x\n", mask);
+        else fprintf(stderr, "__syncthreads\n");
     }
+    int ended = (int)b->threads.size() - b->live;
+    if (ended) fprintf(stderr, "  %d threads have ended\n", ended);
     b->me = nullptr;
     fail("deadlock");
 }
@@ -606,20 +617,22 @@ CU_QUIET inline void on_access(const void* address, size_t n, bool write, bool a
     Stamp me;
     me.block = b->id, me.thread = t->index, me.epoch = b->epoch, me.phase = t->phase, me.atomic = atomic, me.lanes = me.warps = me.blocks = 0;
     if (m.base && p >= m.base && p < m.base + m.range) {
-        static thread_local Allocation a = {nullptr, 0, nullptr, 0};
-        if (!a.p || p < a.p || p + n > a.p + a.bytes || a.p != p) {
-            b->me = nullptr;                        // find() is not device code
+        struct Known { uint64_t launch; char *lo, *hi; };
+        static thread_local Known known[64];        // allocations found in this launch, by the address's page
+        Known& a = known[(uintptr_t)p / PAGE % 64];
+        if (a.launch != b->launch->number + 1 || p < a.lo || p + n > a.hi) {
+            b->me = nullptr;                        // find() has hooks of its own: they must not come back here
             const Allocation* q = find_allocation(p, n);
             b->me = t;
             char text[200];
-            if (!q) fail("%s of %zu bytes, %s", write ? "write" : "read", n, describe(p + (find_allocation(p) ? n - 1 : 0), text, sizeof text));
-            a = *q;
+            if (!q) fail("%s of %zu bytes %s", write ? "write" : "read", n, describe(p + (find_allocation(p) ? n - 1 : 0), text, sizeof text));
+            a.launch = b->launch->number + 1, a.lo = q->p, a.hi = q->p + q->bytes;
         }
         Cell* c = global_cells() + (p - m.base);
         for (size_t i = 0; i < n; i++) touch(c[i], me, write, "global", p + i);
         return;
     }
-    b->me = nullptr;                                // what is called here has hooks of its own: they must not come back
+    b->me = nullptr;
     Shared* s = b->shared.data();
     size_t count = b->shared.size();
     b->me = t;
@@ -700,7 +713,7 @@ inline void run(Launch& l) {
     first_block_id() = next_id;
     next_id += blocks;
 #endif
-    #pragma omp parallel if (blocks > 1 && !RACES)
+    #pragma omp parallel if (blocks > 1 && blocks * n >= 2048 && !RACES)     // a small launch is not worth waking a team
     {
         static thread_local Block storage;
         Block* b = block() = &storage;
@@ -1167,7 +1180,7 @@ typedef float float4v __attribute__((vector_size(16)));
 
 // Panels of W rows of op(X), k running slowest: out[panel][k][row], rows past the end zero. Element (row, k) is x[row rs + k ks].
 template <int W, class T> CU_QUIET void pack(float* out, const T* x, size_t rows, size_t depth, size_t rs, size_t ks, bool tf32) {
-    #pragma omp parallel for
+    #pragma omp parallel for if (rows * depth > 1 << 16)
     for (size_t panel = 0; panel < (rows + W - 1) / W; panel++) {
         for (size_t k = 0; k < depth; k++) {
             for (size_t w = 0; w < W; w++) {
@@ -1202,7 +1215,7 @@ CU_QUIET void gemm(bool ta, bool tb, size_t m, size_t n, size_t depth, float alp
     if (!a || !b) fail("cuBLAS: out of memory");
     pack<8>(a, A, m, depth, ta ? lda : 1, ta ? 1 : lda, tf32);
     pack<4>(b, B, n, depth, tb ? 1 : ldb, tb ? ldb : 1, tf32);
-    #pragma omp parallel for collapse(2)
+    #pragma omp parallel for collapse(2) if (m * n * depth > 1 << 18)
     for (size_t j = 0; j < columns; j++) {
         for (size_t i = 0; i < rows; i++) {
             float acc[32];
@@ -1383,7 +1396,7 @@ inline cufftResult execute(const char* call, cufftHandle handle, cufftType type,
     if ((uintptr_t)in % 8 || (uintptr_t)out % 8) fail("%s: input and output must be aligned to 8 bytes", call);
     if (in == out && type != CUFFT_C2C && p.batch > 1 && p.packed) fail("%s: in place and batched needs a plan that says the padded distances", call);
     DeviceAccess access;
-    #pragma omp parallel
+    #pragma omp parallel if (p.batch * p.transform.m > 1 << 14)
     {
         std::vector<Complex> x(p.transform.m);
         #pragma omp for
