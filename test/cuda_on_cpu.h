@@ -100,7 +100,8 @@ namespace cu {
 // fibers: a stack each, and a switch between them that saves what a function call must preserve. The switch ends in a jump:
 // `ret` would be predicted to go back where it was called from, wrong each time, and cost three times as much.
 
-const size_t PAGE = 4096, STACK = 64 * 1024;        // the stack is a CUDA thread's local memory here
+const size_t STACK = 64 * 1024;                     // a thread's local memory
+static const size_t PAGE = (size_t)sysconf(_SC_PAGESIZE);
 
 struct Fiber {
     void* sp = nullptr;
@@ -173,11 +174,11 @@ inline void switch_fiber(Fiber* from, Fiber* to) {
 inline Fiber* new_fiber(void (*entry)()) {
     static thread_local int count = 0;
     Fiber* f = new Fiber;
-    f->stack = (char*)mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    f->stack = (char*)mmap(nullptr, PAGE + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (f->stack == MAP_FAILED) { perror("cuda_on_cpu: no memory for a thread's stack"); _exit(134); }
     mprotect(f->stack, PAGE, PROT_NONE);
     // tops at different offsets in their pages: at equal ones a block's stacks would compete for a few cache lines
-    char* top = f->stack + STACK - (count++ * 192) % 4096;
+    char* top = f->stack + PAGE + STACK - (count++ * 192) % 4096;
     top -= (uintptr_t)top % 16;
 #ifdef CU_UCONTEXT
     getcontext(&f->uc);
@@ -247,6 +248,8 @@ CU_QUIET inline const Launch*& launching() { static thread_local const Launch* l
 
 // Prints the fault and where it happened, and ends the program the way abort does.
 [[noreturn]] inline void fail(const char* format, ...) {
+    static std::recursive_mutex first;              // of several OS threads only one gets to speak
+    first.lock();
     Block* b = block();
     const Thread* t = b ? b->me : nullptr;
     if (b) b->me = nullptr;                         // nothing from here on is device code
@@ -610,15 +613,19 @@ CU_QUIET inline bool concurrent(Stamp a, Stamp me) {
 }
 // A reader's flags: several lanes of its warp read in that phase, several warps in that epoch, several blocks in that launch.
 CU_QUIET inline void touch(Cell& c, Stamp me, bool write, const char* kind, const void* p) {
-    Stamp w = c.writer, r = c.reader, other = w;
+    Stamp w = c.writer, r = c.reader;
     bool launch = r.block >= first_block_id(), epoch = launch && r.block == me.block && r.epoch == me.epoch;
     bool warp = epoch && r.thread / 32 == me.thread / 32, phase = warp && r.phase == me.phase;
-    const char* what = nullptr;
-    if (concurrent(w, me) && !(w.atomic && me.atomic)) what = write ? "both write" : "one writes, one reads";
-    else if (write && (concurrent(r, me) || (launch && r.blocks) || (epoch && r.warps) || (phase && r.lanes))) what = "one reads, one writes", other = r;
-    if (what && (other.block != me.block || (launch && r.blocks)))
-        fail("race: two blocks of one launch touch %s address %p, %s", kind, p, what);
-    if (what) fail("race: threads %d and %d of a block touch %s address %p with no barrier between, %s", (int)other.thread, (int)me.thread, kind, p, what);
+    bool with_writer = concurrent(w, me) && !(w.atomic && me.atomic);
+    bool with_reader = write && (concurrent(r, me) || (launch && r.blocks) || (epoch && r.warps) || (phase && r.lanes));
+    if (with_writer || with_reader) {
+        const char* what = with_writer ? write ? "both write" : "one writes, one reads" : "one reads, one writes";
+        Stamp other = with_writer ? w : r;
+        if (other.block != me.block || (!with_writer && r.blocks))
+            fail("race: two blocks of one launch touch %s address %p, %s", kind, p, what);
+        fail("race: threads %d and %d of a block touch %s address %p with no barrier between, %s",
+             (int)other.thread, (int)me.thread, kind, p, what);
+    }
     if (write) { c.writer = me; return; }
     me.blocks = launch && (r.blocks || r.block != me.block);
     me.warps = epoch && (r.warps || !warp);
@@ -702,6 +709,11 @@ namespace cu {
 
 const size_t SMEM = 48 * 1024, SMEM_OPT_IN = 163 * 1024;       // per block, on the oldest GPU we aim at (sm_80)
 
+struct Launching {                                  // while one lives, a fault on this OS thread names this launch
+    const Launch* before;
+    Launching(const Launch* l) : before(launching()) { launching() = l; }
+    ~Launching() { launching() = before; }
+};
 inline void run(Launch& l) {
     Memory& m = memory();
     l.number = m.launches++;
@@ -731,8 +743,7 @@ inline void run(Launch& l) {
         if (!block()) block() = new Block;
         Block* b = block();
         install_handler();
-        const Launch* before = launching();
-        launching() = &l;
+        Launching scope(&l);
         b->launch = &l;
         b->threads.resize(n);
         b->order.resize(n);
@@ -754,7 +765,6 @@ inline void run(Launch& l) {
             run_block(b, index);
         }
         b->launch = nullptr;
-        launching() = before;
     }
 }
 
@@ -763,8 +773,8 @@ template <class T> void check_argument(int i, T v) {
         char text[200];
         if (!v) return;
         if (Allocation* a = find_allocation((const void*)v)) return open_allocation(a);
-        if (!in_range((const void*)v)) fail("argument %d is a pointer to host memory", i + 1);
-        fail("argument %d points %s", i + 1, describe((const void*)v, text, sizeof text));
+        if (!in_range((const void*)v)) fail("argument %d is a pointer to host memory", i);
+        fail("argument %d points %s", i, describe((const void*)v, text, sizeof text));
     }
 }
 template <class... P> struct Kernel {               // what kernel<<<...>>> becomes; calling it launches
@@ -772,18 +782,15 @@ template <class... P> struct Kernel {               // what kernel<<<...>>> beco
     Launch l;
     void operator()(std::common_type_t<P>... args) {
         install_handler();
-        launching() = &l;
-        {
+        Launching scope(&l);
         DeviceAccess access;
         int i = 0;
-        (check_argument(i++, args), ...);
+        (check_argument(++i, args), ...);
         (void)i;
         auto call = [&, this] { f(args...); };
         l.body = [](void* c) { (*(decltype(call)*)c)(); };
         l.arg = &call;
         run(l);
-        }
-        launching() = nullptr;
     }
 };
 template <class... P>
@@ -1203,7 +1210,7 @@ template <int W, class T> CU_QUIET void pack(float* out, const T* x, size_t rows
             for (size_t w = 0; w < W; w++) {
                 size_t r = panel * W + w;
                 float v = r < rows ? (float)x[r * rs + k * ks] : 0.0f;
-                if (tf32) v = bits<float>((bits<uint32_t>(v) + 0x1000) & 0xffffe000);       // 10 bits of mantissa
+                if (tf32 && isfinite(v)) v = bits<float>((bits<uint32_t>(v) + 0x1000) & 0xffffe000);   // 10 bits of mantissa
                 out[(panel * depth + k) * W + w] = v;
             }
         }
@@ -1225,7 +1232,8 @@ CU_QUIET inline void tile(float* out, const float* a, const float* b, size_t dep
     memcpy(out, sum, sizeof sum);
 }
 template <class TA, class TC>
-CU_QUIET void gemm(bool ta, bool tb, size_t m, size_t n, size_t depth, float alpha, const TA* A, size_t lda, const TA* B, size_t ldb, float beta, TC* C, size_t ldc, bool tf32) {
+CU_QUIET void gemm(size_t m, size_t n, size_t depth, float alpha, const TA* A, size_t lda, bool ta,
+                   const TA* B, size_t ldb, bool tb, float beta, TC* C, size_t ldc, bool tf32) {
     size_t rows = (m + 7) / 8, columns = (n + 3) / 4;
     float* a = (float*)aligned_alloc(64, (rows * 8 * depth * 4 + 63) & ~(size_t)63);
     float* b = (float*)aligned_alloc(64, (columns * 4 * depth * 4 + 63) & ~(size_t)63);
@@ -1240,7 +1248,8 @@ CU_QUIET void gemm(bool ta, bool tb, size_t m, size_t n, size_t depth, float alp
             for (size_t jj = 0; jj < std::min((size_t)4, n - j * 4); jj++) {
                 for (size_t ii = 0; ii < std::min((size_t)8, m - i * 8); ii++) {
                     TC* c = &C[(j * 4 + jj) * ldc + i * 8 + ii];
-                    *c = (TC)(alpha * acc[jj * 8 + ii] + (beta != 0.0f ? beta * (float)*c : 0.0f));   // beta = 0: C is not read
+                    float old = beta != 0.0f ? beta * (float)*c : 0.0f;         // with beta = 0, C is not read
+                    *c = (TC)(alpha * acc[jj * 8 + ii] + old);
                 }
             }
         }
@@ -1249,70 +1258,86 @@ CU_QUIET void gemm(bool ta, bool tb, size_t m, size_t n, size_t depth, float alp
     free(b);
 }
 
-inline size_t check_matrix(const char* call, const char* name, const void* p, size_t rows, size_t cols, int ld, long long stride, int batch, size_t element) {
-    if (ld < (long long)rows) fail("%s: the leading dimension of %s, %d, is less than its %zu rows", call, name, ld, rows);
-    if (batch > 1 && stride < 0) fail("%s: the stride of %s is negative", call, name);
-    size_t bytes = ((size_t)(batch - 1) * (size_t)stride + (cols - 1) * (size_t)ld + rows) * element;
-    need_device(call, name, p, bytes);
+struct Operand { const void* p; cudaDataType type; int ld; long long stride; cublasOperation_t op; };
+inline size_t check_operand(const char* call, const char* name, const Operand& x, size_t rows, size_t cols, int batch) {
+    if (x.ld < (long long)rows)
+        fail("%s: the leading dimension of %s, %d, is less than its %zu rows", call, name, x.ld, rows);
+    if (batch > 1 && x.stride < 0) fail("%s: the stride of %s is negative", call, name);
+    size_t elements = (size_t)(batch - 1) * (size_t)x.stride + (cols - 1) * (size_t)x.ld + rows;
+    size_t bytes = elements * (x.type == CUDA_R_16BF ? 2 : 4);
+    need_device(call, name, x.p, bytes);
     return bytes;
 }
-inline cublasStatus_t gemm_any(const char* call, cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void* alpha_p,
-                               const void* A, cudaDataType_t type_a, int lda, long long stride_a, const void* B, cudaDataType_t type_b, int ldb, long long stride_b,
-                               const void* beta_p, void* C, cudaDataType_t type_c, int ldc, long long stride_c, int batch, cublasComputeType_t compute) {
+inline cublasStatus_t gemm_any(const char* call, cublasHandle_t h, int m, int n, int k, const void* alpha_p, Operand A, Operand B,
+                               const void* beta_p, Operand C, int batch, cublasComputeType_t compute) {
     if (!h) fail("%s: no handle", call);
-    if (m <= 0 || n <= 0 || k <= 0 || batch <= 0) fail("%s: m = %d, n = %d, k = %d, batch = %d: sizes must be positive", call, m, n, k, batch);
+    if (m <= 0 || n <= 0 || k <= 0 || batch <= 0)
+        fail("%s: m = %d, n = %d, k = %d, batch = %d: sizes must be positive", call, m, n, k, batch);
     if (in_range(alpha_p) || in_range(beta_p)) fail("%s: alpha and beta must be host pointers", call);
-    bool bf16 = type_a == CUDA_R_16BF, c_bf16 = type_c == CUDA_R_16BF;
-    if (type_a != type_b || (!bf16 && type_a != CUDA_R_32F) || (!c_bf16 && type_c != CUDA_R_32F) || (!bf16 && c_bf16))
+    bool bf16 = A.type == CUDA_R_16BF, c_bf16 = C.type == CUDA_R_16BF, fp32 = A.type == CUDA_R_32F, c_fp32 = C.type == CUDA_R_32F;
+    if (A.type != B.type || !((fp32 && c_fp32) || (bf16 && (c_bf16 || c_fp32))))
         fail("%s: types must be fp32 for all, or bf16 for A and B with bf16 or fp32 for C", call);
-    if (compute < CUBLAS_COMPUTE_32F || compute > CUBLAS_COMPUTE_32F_FAST_TF32) fail("%s: the compute type must be one of CUBLAS_COMPUTE_32F", call);
+    if (compute < CUBLAS_COMPUTE_32F || compute > CUBLAS_COMPUTE_32F_FAST_TF32)
+        fail("%s: the compute type must be one of CUBLAS_COMPUTE_32F", call);
     DeviceAccess access;
-    bool at = ta != CUBLAS_OP_N, bt = tb != CUBLAS_OP_N;
-    size_t ea = bf16 ? 2 : 4, ec = c_bf16 ? 2 : 4;
-    size_t bytes_a = check_matrix(call, "A", A, at ? k : m, at ? m : k, lda, stride_a, batch, ea);
-    size_t bytes_b = check_matrix(call, "B", B, bt ? n : k, bt ? k : n, ldb, stride_b, batch, ea);
-    size_t bytes_c = check_matrix(call, "C", C, m, n, ldc, stride_c, batch, ec);
-    auto meet = [&](const void* p, size_t bytes) { return (char*)p < (char*)C + bytes_c && (char*)C < (char*)p + bytes; };
-    // Batches may lie inside each other's gaps, so only the plain case can be told from an overlap
-    if (batch == 1 && (meet(A, bytes_a) || meet(B, bytes_b)) && ldc == m && lda == (at ? k : m) && ldb == (bt ? n : k)) fail("%s: C overlaps A or B", call);
-    if (batch > 1 && stride_c == 0) fail("%s: every batch writes the same C", call);
+    bool ta = A.op != CUBLAS_OP_N, tb = B.op != CUBLAS_OP_N;
+    size_t bytes_a = check_operand(call, "A", A, ta ? k : m, ta ? m : k, batch);
+    size_t bytes_b = check_operand(call, "B", B, tb ? n : k, tb ? k : n, batch);
+    size_t bytes_c = check_operand(call, "C", C, m, n, batch);
+    // Columns may lie in each other's gaps (parts of one wide matrix): only matrices without gaps can be said to overlap
+    auto meets_c = [&](const Operand& x, size_t bytes) { return (char*)x.p < (char*)C.p + bytes_c && (char*)C.p < (char*)x.p + bytes; };
+    bool gaps = batch > 1 || C.ld != m || A.ld != (ta ? k : m) || B.ld != (tb ? n : k);
+    if (!gaps && (meets_c(A, bytes_a) || meets_c(B, bytes_b))) fail("%s: C overlaps A or B", call);
+    if (batch > 1 && C.stride == 0) fail("%s: every batch writes the same C", call);
     float alpha = *(const float*)alpha_p, beta = *(const float*)beta_p;
-    bool tf32 = !bf16 && (compute == CUBLAS_COMPUTE_32F_FAST_TF32 || (h->math == CUBLAS_TF32_TENSOR_OP_MATH && compute == CUBLAS_COMPUTE_32F));
+    bool tf32 = fp32 && (compute == CUBLAS_COMPUTE_32F_FAST_TF32 ||
+                         (compute == CUBLAS_COMPUTE_32F && h->math == CUBLAS_TF32_TENSOR_OP_MATH));
     for (int i = 0; i < batch; i++) {
-        const char *a = (const char*)A + (size_t)i * stride_a * ea, *b = (const char*)B + (size_t)i * stride_b * ea;
-        char* c = (char*)C + (size_t)i * stride_c * ec;
+        size_t a = (size_t)i * A.stride, b = (size_t)i * B.stride, c = (size_t)i * C.stride;
+        auto call_gemm = [&](auto* pa, auto* pb, auto* pc) {
+            gemm(m, n, k, alpha, pa + a, A.ld, ta, pb + b, B.ld, tb, beta, pc + c, C.ld, tf32);
+        };
         typedef __nv_bfloat16 half;
-        if (!bf16) gemm(at, bt, m, n, k, alpha, (const float*)a, lda, (const float*)b, ldb, beta, (float*)c, ldc, tf32);
-        else if (!c_bf16) gemm(at, bt, m, n, k, alpha, (const half*)a, lda, (const half*)b, ldb, beta, (float*)c, ldc, false);
-        else gemm(at, bt, m, n, k, alpha, (const half*)a, lda, (const half*)b, ldb, beta, (half*)c, ldc, false);
+        if (fp32) call_gemm((const float*)A.p, (const float*)B.p, (float*)C.p);
+        else if (c_fp32) call_gemm((const half*)A.p, (const half*)B.p, (float*)C.p);
+        else call_gemm((const half*)A.p, (const half*)B.p, (half*)C.p);
     }
     return CUBLAS_STATUS_SUCCESS;
 }
 } // namespace cu
 
-inline const char* cublasGetStatusString(cublasStatus_t s) { return s == CUBLAS_STATUS_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "a cuBLAS error"; }
+inline const char* cublasGetStatusString(cublasStatus_t s) { return s ? "a cuBLAS error" : "CUBLAS_STATUS_SUCCESS"; }
 inline cublasStatus_t cublasCreate(cublasHandle_t* h) { *h = new cublasContext{CUBLAS_DEFAULT_MATH}; return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasDestroy(cublasHandle_t h) { delete h; return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasSetStream(cublasHandle_t, cudaStream_t) { return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasSetMathMode(cublasHandle_t h, cublasMath_t m) { h->math = m; return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasSgemm(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const float* alpha, const float* A, int lda,
-                                  const float* B, int ldb, const float* beta, float* C, int ldc) {
-    return cu::gemm_any("cublasSgemm", h, ta, tb, m, n, k, alpha, A, CUDA_R_32F, lda, 0, B, CUDA_R_32F, ldb, 0, beta, C, CUDA_R_32F, ldc, 0, 1, CUBLAS_COMPUTE_32F);
+inline cublasStatus_t cublasSgemm(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
+                                  const float* alpha, const float* A, int lda, const float* B, int ldb,
+                                  const float* beta, float* C, int ldc) {
+    return cu::gemm_any("cublasSgemm", h, m, n, k, alpha, {A, CUDA_R_32F, lda, 0, ta}, {B, CUDA_R_32F, ldb, 0, tb},
+                        beta, {C, CUDA_R_32F, ldc, 0, CUBLAS_OP_N}, 1, CUBLAS_COMPUTE_32F);
 }
-inline cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const float* alpha,
-                                                const float* A, int lda, long long stride_a, const float* B, int ldb, long long stride_b,
+inline cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
+                                                const float* alpha, const float* A, int lda, long long stride_a,
+                                                const float* B, int ldb, long long stride_b,
                                                 const float* beta, float* C, int ldc, long long stride_c, int batch) {
-    return cu::gemm_any("cublasSgemmStridedBatched", h, ta, tb, m, n, k, alpha, A, CUDA_R_32F, lda, stride_a, B, CUDA_R_32F, ldb, stride_b, beta, C, CUDA_R_32F, ldc, stride_c, batch, CUBLAS_COMPUTE_32F);
+    return cu::gemm_any("cublasSgemmStridedBatched", h, m, n, k, alpha, {A, CUDA_R_32F, lda, stride_a, ta}, {B, CUDA_R_32F, ldb, stride_b, tb},
+                        beta, {C, CUDA_R_32F, ldc, stride_c, CUBLAS_OP_N}, batch, CUBLAS_COMPUTE_32F);
 }
-inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void* alpha, const void* A, cudaDataType type_a, int lda,
-                                   const void* B, cudaDataType type_b, int ldb, const void* beta, void* C, cudaDataType type_c, int ldc, cublasComputeType_t compute, cublasGemmAlgo_t) {
-    return cu::gemm_any("cublasGemmEx", h, ta, tb, m, n, k, alpha, A, type_a, lda, 0, B, type_b, ldb, 0, beta, C, type_c, ldc, 0, 1, compute);
+inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
+                                   const void* alpha, const void* A, cudaDataType type_a, int lda, const void* B, cudaDataType type_b, int ldb,
+                                   const void* beta, void* C, cudaDataType type_c, int ldc, cublasComputeType_t compute, cublasGemmAlgo_t) {
+    return cu::gemm_any("cublasGemmEx", h, m, n, k, alpha, {A, type_a, lda, 0, ta}, {B, type_b, ldb, 0, tb},
+                        beta, {C, type_c, ldc, 0, CUBLAS_OP_N}, 1, compute);
 }
-inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void* alpha,
-                                                 const void* A, cudaDataType type_a, int lda, long long stride_a, const void* B, cudaDataType type_b, int ldb, long long stride_b,
-                                                 const void* beta, void* C, cudaDataType type_c, int ldc, long long stride_c, int batch, cublasComputeType_t compute, cublasGemmAlgo_t) {
-    return cu::gemm_any("cublasGemmStridedBatchedEx", h, ta, tb, m, n, k, alpha, A, type_a, lda, stride_a, B, type_b, ldb, stride_b, beta, C, type_c, ldc, stride_c, batch, compute);
+inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
+                                                 const void* alpha, const void* A, cudaDataType type_a, int lda, long long stride_a,
+                                                 const void* B, cudaDataType type_b, int ldb, long long stride_b,
+                                                 const void* beta, void* C, cudaDataType type_c, int ldc, long long stride_c,
+                                                 int batch, cublasComputeType_t compute, cublasGemmAlgo_t) {
+    return cu::gemm_any("cublasGemmStridedBatchedEx", h, m, n, k, alpha, {A, type_a, lda, stride_a, ta}, {B, type_b, ldb, stride_b, tb},
+                        beta, {C, type_c, ldc, stride_c, CUBLAS_OP_N}, batch, compute);
 }
 
 // ------------------------------------------------------------------------------------------------
