@@ -12,16 +12,16 @@
 //     missing barrier shows as a result that depends on it: run each test in forward, reverse and two seeds, and demand
 //     the same bits;
 //   - memory nobody wrote (global and shared) holds NaNs;
-//   - device memory is closed to host code, each allocation ends at a closed page, and what the rounding to 16 bytes
+//   - device memory is closed to host code, each allocation ends at closed pages, and what the rounding to 16 bytes
 //     leaves between the two is checked after each launch; a freed address is never used again;
 //   - vector accesses that fault on a GPU when misaligned are caught by -fsanitize=alignment, an index beyond a static
 //     shared array by -fsanitize=bounds;
 //   - CUDA_ON_CPU_MEMORY=BYTES caps device memory, so that a failed cudaMalloc can be tested.
-// Data races: compile with `-c -fsanitize=thread`, link *without* it. The compiler then calls a hook at every access, and
-// the hooks here (not libtsan's) know threads, blocks and barriers. Two threads or two blocks that touch one byte, at
-// least one writing, with nothing between them that orders the two, are reported, also where every order happens to give
-// the right result. These builds also check each access against the allocation's exact size. About ten times slower.
-// A plain access beside another block's atomic is a race here, so counters that hand over work between blocks are refused.
+// Data races: compile with `-c -fsanitize=thread`, link *without* it. The compiler then calls a hook at every access,
+// and the hooks here (not libtsan's) know threads, blocks and barriers. Two threads or blocks that touch one byte, at
+// least one writing, with nothing between them that orders the two, are reported, also where every order happens to
+// give the right result. These builds also check each access against the allocation's exact size. Ten times slower.
+// A plain access beside another block's atomic is a race here: counters that hand over work between blocks are refused.
 //
 // What it cannot show: speed, coalescing, registers, the rounding of the real cuBLAS and cuFFT, and what blocks do that
 // really run at once. The subset of CUDA: launches on one line, `kernel<T><<<...>>>(...)` with the template's arguments
@@ -105,6 +105,7 @@ namespace cu {
 
 const size_t STACK = 64 * 1024;                     // a thread's local memory
 static const size_t PAGE = (size_t)sysconf(_SC_PAGESIZE);
+const size_t GAP = 64 * 1024;                       // closed, behind each allocation of device memory
 
 struct Fiber {
     void* sp = nullptr;
@@ -246,7 +247,7 @@ struct Block {                                      // one per OS thread, used f
     Thread* me = nullptr;                           // null outside device code
     int live = 0, votes = 0;
     unsigned epoch = 0, id = 0;                     // barriers passed; number over all launches, in a race build
-    char *dynamic_map = nullptr, *dynamic = nullptr;
+    char *dynamic = nullptr, *dynamic_end = nullptr;
     size_t static_bytes = 0;
     std::vector<Shared> shared;
 };
@@ -321,24 +322,24 @@ inline void wait(State s, int line, const char* file) {
 }
 
 [[noreturn]] inline void deadlock(Block* b, const char* what) {
-    fprintf(stderr, "cuda_on_cpu: %s\n", what);
-    // by file, line, mask (0: a barrier)
+    // who waits where: by file, line, mask (0: a barrier)
     std::map<std::tuple<std::string, int, unsigned>, std::vector<const Thread*>> places;
     for (const Thread& t : b->threads)
         if (t.state == AT_BLOCK || t.state == AT_WARP)
             places[{t.file, t.line, t.state == AT_WARP ? t.mask : 0}].push_back(&t);
+    std::string text = what;
     for (auto& [place, threads] : places) {
         auto& [file, line, mask] = place;
         const uint3& first = threads[0]->idx;
-        fprintf(stderr, "  %zu threads from (%u,%u,%u) on at %s:%d, ", threads.size(), first.x, first.y, first.z,
-                file.c_str(), line);
-        if (mask) fprintf(stderr, "warp collective with mask %08x\n", mask);
-        else fprintf(stderr, "__syncthreads\n");
+        char s[300], at[60] = "__syncthreads";
+        if (mask) snprintf(at, sizeof at, "warp collective with mask %08x", mask);
+        snprintf(s, sizeof s, "\n  %zu threads from (%u,%u,%u) on at %s:%d, %s", threads.size(), first.x, first.y,
+                 first.z, file.c_str(), line, at);
+        text += s;
     }
     int ended = (int)b->threads.size() - b->live;
-    if (ended) fprintf(stderr, "  %d threads have ended\n", ended);
-    b->me = nullptr;
-    fail("deadlock");
+    if (ended) text += "\n  " + std::to_string(ended) + " threads have ended";
+    fail("%s", text.c_str());
 }
 
 // Lets those lanes of warp w go whose collective is complete: every lane that the mask names waits at the same place
@@ -400,9 +401,12 @@ inline bool release_block(Block* b) {
 
 inline Cell* new_cells(size_t bytes) {              // null but in a race build
 #ifdef CU_RACES
-    return (Cell*)calloc(bytes, sizeof(Cell));
+    Cell* cells = (Cell*)calloc(bytes, sizeof(Cell));
+    if (!cells) fail("out of memory");
+    return cells;
 #else
-    return bytes ? nullptr : nullptr;
+    (void)bytes;
+    return nullptr;
 #endif
 }
 inline void run_block(Block* b, uint64_t index) {
@@ -455,8 +459,8 @@ inline void run_block(Block* b, uint64_t index) {
 
 // ------------------------------------------------------------------------------------------------
 // Device memory: one range of addresses, of which nothing is accessible but, during a launch, a copy or a library call,
-// the allocations it uses: those that its arguments point into, and those that device code touches through other pointers
-// (the first touch faults, and on_fault opens the allocation). Pages between allocations stay closed.
+// the allocations it uses: those that its arguments point into, and those that device code touches through other
+// pointers (the first touch faults, and on_fault opens the allocation). Pages between allocations stay closed.
 
 struct Allocation { char* p; size_t bytes; char* map; size_t map_bytes; bool open; };
 struct Memory {
@@ -491,7 +495,7 @@ inline const char* describe(const void* p, char* text, size_t size) {
     const Allocation *a = find(memory().live, p), *f = find(memory().freed, p);
     if (f && (char*)p < f->p + f->bytes)
         snprintf(text, size, "inside %zu bytes of device memory that were freed", f->bytes);
-    else if (a && (char*)p < a->map + a->map_bytes + PAGE)
+    else if (a && (char*)p < a->map + a->map_bytes + GAP)
         snprintf(text, size, "%zu bytes past the end of a device allocation of %zu bytes", (char*)p - a->p - a->bytes,
                  a->bytes);
     else snprintf(text, size, "in device memory that nobody allocated");
@@ -542,7 +546,7 @@ inline void on_fault(int signal_number, siginfo_t* info, void*) {
     if (b && b->me) {
         char* stack = b->me->fiber->stack;
         if (p >= stack && p < stack + PAGE) fail("a thread used more than %zu KB of stack", STACK / 1024);
-        if (b->dynamic && p >= b->dynamic + b->launch->smem && p < b->dynamic_map + 256 * 1024)
+        if (p >= b->dynamic_end && p < b->dynamic_end + PAGE)
             fail("access past the end of %zu bytes of dynamic shared memory", b->launch->smem);
         fail("access to invalid address %p", (void*)p);
     }
@@ -576,7 +580,7 @@ inline void open_range() {                          // on the first cudaMalloc
     if (m.base == MAP_FAILED) fail("no address range for device memory: %s", strerror(errno));
     const char* cap = getenv("CUDA_ON_CPU_MEMORY");
     m.cap = cap ? strtoull(cap, nullptr, 10) : (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    m.top = PAGE;
+    m.top = GAP;
 }
 inline void* allocate(size_t bytes) {               // null when there is no room
     Memory& m = memory();
@@ -584,14 +588,14 @@ inline void* allocate(size_t bytes) {               // null when there is no roo
     if (!m.base) open_range();
     if (bytes > m.cap - m.allocated) return nullptr;
     size_t used = (bytes + 15) & ~(size_t)15, map_bytes = (used + PAGE - 1) / PAGE * PAGE;
-    if (map_bytes + PAGE > m.range - m.top) return nullptr;
+    if (map_bytes + GAP > m.range - m.top) return nullptr;
     char* map = m.base + m.top;
     if (mmap(map, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
         return nullptr;
     memset(map, 0xff, map_bytes);
-    m.top += map_bytes + PAGE;                      // a closed page follows
+    m.top += map_bytes + GAP;
     m.allocated += bytes;
-    char* p = map + map_bytes - used;               // the end meets it
+    char* p = map + map_bytes - used;               // the end meets the gap
     m.live[p] = {p, bytes, map, map_bytes, true};
     return p;
 }
@@ -610,7 +614,7 @@ inline void release(void* p) {
     m.freed[a.p] = a;
     m.live.erase(it);
 }
-// Opens the allocation that holds [p, p + n), or refuses a range that is not wholly inside one; `call` and `what` name it.
+// Opens the allocation that holds [p, p + n); refuses a range not wholly inside one, with `call` and `what` as names.
 inline void need_device(const char* call, const char* what, const void* p, size_t n) {
     Allocation* a = find_allocation(p, n);
     if (a) return open_allocation(a);
@@ -743,7 +747,8 @@ namespace cu {
 // ------------------------------------------------------------------------------------------------
 // launches
 
-const size_t SMEM = 48 * 1024, SMEM_OPT_IN = 163 * 1024;       // per block, on the oldest GPU we aim at (sm_80)
+// Shared memory per block on the oldest GPU we aim at (sm_80), and what is mapped for it
+const size_t SMEM = 48 * 1024, SMEM_OPT_IN = 163 * 1024, SMEM_MAP = 256 * 1024;
 
 struct Launching {                                  // while one lives, a fault on this OS thread names this launch
     const Launch* before;
@@ -787,16 +792,14 @@ inline void run(Launch& l) {
         b->launch = &l;
         b->threads.resize(n);
         b->order.resize(n);
-        if (l.smem) {                               // the dynamic part ends at a closed page
-            const size_t size = 256 * 1024;
-            if (!b->dynamic_map) {
-                b->dynamic_map = (char*)mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-                if (b->dynamic_map == MAP_FAILED) fail("no shared memory: %s", strerror(errno));
-                mprotect(b->dynamic_map + size - PAGE, PAGE, PROT_NONE);
-            }
-            b->dynamic = b->dynamic_map + size - PAGE - ((l.smem + 15) & ~(size_t)15);
+        if (!b->dynamic_end) {                      // dynamic shared memory ends at a closed page
+            char* map = (char*)mmap(nullptr, SMEM_MAP, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (map == MAP_FAILED) fail("no shared memory: %s", strerror(errno));
+            b->dynamic_end = map + SMEM_MAP - PAGE;
+            mprotect(b->dynamic_end, PAGE, PROT_NONE);
         }
+        b->dynamic = b->dynamic_end - ((l.smem + 15) & ~(size_t)15);
         #pragma omp for schedule(dynamic)
         for (uint64_t k = 0; k < blocks; k++) {
             uint64_t index = order().shuffle ? sequence[k] : order().reverse ? blocks - 1 - k : k;
@@ -843,11 +846,7 @@ Kernel<P...> bind(void (*f)(P...), const char* name, const char* file, int line,
     return {f, {name, file, line, grid, dim, smem, limit, nullptr, nullptr, 0}};
 }
 
-inline void* dynamic_shared() {
-    Block* b = block();
-    if (b->launch->smem == 0) fail("the kernel uses dynamic shared memory, the launch gives it none");
-    return b->dynamic;
-}
+inline void* dynamic_shared() { return block()->dynamic; }
 // A static __shared__ variable: the first thread of a block that gets here poisons it.
 inline void declare_shared(void* p, size_t bytes) {
     Block* b = block();
@@ -863,7 +862,7 @@ inline void declare_shared(void* p, size_t bytes) {
              b->launch->smem);
 }
 
-// Warp collectives: leave value, vote and whose value is wanted; take result and ballot once all lanes of the mask came.
+// Warp collectives: leave value, vote and whose value is wanted; take result and ballot once all the mask's lanes came.
 inline Thread* collective(unsigned mask, int source, int vote, int line, const char* file) {
     Thread* t = block()->me;
     if (!(mask >> (t->index % 32) & 1))
@@ -1384,7 +1383,7 @@ inline cublasStatus_t gemm_any(const char* call, cublasHandle_t h, int m, int n,
     size_t bytes_a = check_operand(call, "A", A, ta ? k : m, ta ? m : k, batch);
     size_t bytes_b = check_operand(call, "B", B, tb ? n : k, tb ? k : n, batch);
     size_t bytes_c = check_operand(call, "C", C, m, n, batch);
-    // Columns may lie in each other's gaps (parts of one wide matrix): only matrices without gaps can be said to overlap
+    // Columns may lie in each other's gaps (parts of one wide matrix): only without gaps is this surely an overlap
     auto meets_c = [&](const Operand& x, size_t bytes) {
         return (char*)x.p < (char*)C.p + bytes_c && (char*)C.p < (char*)x.p + bytes;
     };
@@ -1449,8 +1448,8 @@ inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperati
 }
 
 // ------------------------------------------------------------------------------------------------
-// cuFFT: one-dimensional transforms of any length, batched and strided, computed in double and rounded once. No direction
-// is normalised, and C2R destroys its input: cuFFT may, so that here it always does.
+// cuFFT: one-dimensional transforms of any length, batched and strided, computed in double and rounded once. No
+// direction is normalised, and C2R destroys its input: cuFFT may, so that here it always does.
 
 enum cufftResult_t {
     CUFFT_SUCCESS = 0, CUFFT_INVALID_PLAN = 1, CUFFT_ALLOC_FAILED = 2, CUFFT_INVALID_VALUE = 4, CUFFT_EXEC_FAILED = 6,

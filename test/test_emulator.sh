@@ -107,7 +107,7 @@ fault plain copy_from_device "cudaMemcpy: the source is device memory, the direc
 fault plain set_host "cudaMemset: the destination is not device memory"
 fault plain past_dynamic "access past the end of 16 bytes of dynamic shared memory.*kernel write_dynamic"
 fault plain past_dynamic_strip "write past the end of 4 bytes of dynamic shared memory"
-fault plain no_dynamic "uses dynamic shared memory, the launch gives it none"
+fault plain no_dynamic "access past the end of 0 bytes of dynamic shared memory.*kernel write_dynamic"
 fault plain past_static "planted.cu:[0-9]+.*index 8 out of bounds"
 fault plain misaligned "planted.cu:[0-9]+.*misaligned address"
 fault plain stack_overflow "more than 64 KB of stack"
