@@ -110,6 +110,18 @@ __global__ void warp_tools(int* out) {
     r = r * 1000 + __popc(odd) + __ffs((int)(odd << 4)) + __clz(l);
     out[i] = r + __shfl_xor_sync(FULL, l, 5, 8) + __syncthreads_count(l < 3) + __syncthreads_or(l == 9) + __syncthreads_and(l == 9);
 }
+// lanes hand values on through shared memory, ordered by __syncwarp alone
+__global__ void through_shared(int* out) {
+    __shared__ int x[64];
+    int v = (int)threadIdx.x;
+    for (int d = 1; d < 32; d *= 2) {
+        x[threadIdx.x] = v;
+        __syncwarp();
+        v += x[threadIdx.x ^ d];
+        __syncwarp();
+    }
+    out[threadIdx.x] = v;
+}
 // threads that have ended take no part in the barriers of the others
 __global__ void early_exit(int* out) {
     __shared__ int x[64];
@@ -225,6 +237,12 @@ int main(void) {
             bad += w[i] != r * 1000 + 16 + 6 + clz + (l ^ 5) + 6 + 1 + 0;
         }
         check(bad == 0, "shuffles, votes, bit counts, %d wrong", bad);
+        d = upload(std::vector<int>(64));
+        through_shared<<<1, 64>>>(d);
+        w = fetch(d, 64);
+        bad = 0;
+        for (int i = 0; i < 64; i++) bad += w[i] != (i < 32 ? 496 : 1520);
+        check(bad == 0, "lanes through shared memory");
         d = upload(std::vector<int>(64));
         early_exit<<<1, 200>>>(d);
         w = fetch(d, 64);
