@@ -84,7 +84,7 @@ __global__ void scan(float* s, const float* a, const float* b, int T) {
     }
 }
 __global__ void transpose(float* out, const float* in, int rows, int cols) {
-    __shared__ float tile[32][33];
+    __shared__ __align__(16) float tile[32][33];
     int x = blockIdx.x * 32 + threadIdx.x, y0 = blockIdx.y * 32;
     for (int j = threadIdx.y; j < 32; j += 8) if (x < cols && y0 + j < rows) tile[j][threadIdx.x] = in[(size_t)(y0 + j) * cols + x];
     __syncthreads();
