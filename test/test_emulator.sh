@@ -109,7 +109,7 @@ fault plain past_dynamic "access past the end of 16 bytes of dynamic shared memo
 fault plain past_dynamic_strip "write past the end of 4 bytes of dynamic shared memory"
 fault plain no_dynamic "access past the end of 0 bytes of dynamic shared memory.*kernel write_dynamic"
 fault plain past_static "planted.cu:[0-9]+.*index 8 out of bounds"
-fault plain misaligned "planted.cu:[0-9]+.*misaligned address"
+case $cxx in *clang*) echo "  (clang does not check the alignment of whole structs: planted fault not run)" ;; *) fault plain misaligned "planted.cu:[0-9]+.*misaligned address" ;; esac
 fault plain stack_overflow "more than 64 KB of stack"
 fault plain too_many_threads "invalid launch: grid .1,1,1., block .1025,1,1."
 fault plain empty_grid "invalid launch: grid .0,1,1."
