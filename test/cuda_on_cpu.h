@@ -14,8 +14,8 @@
 //   - memory nobody wrote (global and shared) holds NaNs;
 //   - device memory is closed to host code, each allocation ends at closed pages, and what the rounding to 16 bytes
 //     leaves between the two is checked after each launch; a freed address is never used again;
-//   - vector accesses that fault on a GPU when misaligned are caught by g++'s -fsanitize=alignment (clang's does not look
-//     at structs), an index beyond a static shared array by -fsanitize=bounds;
+//   - vector accesses that fault on a GPU when misaligned are caught by g++'s -fsanitize=alignment (clang's does not
+//     look at structs), an index beyond a static shared array by -fsanitize=bounds;
 //   - CUDA_ON_CPU_MEMORY=BYTES caps device memory, so that a failed cudaMalloc can be tested.
 // Data races: compile with `-c -fsanitize=thread`, link *without* it. The compiler then calls a hook at every access,
 // and the hooks here (not libtsan's) know threads, blocks and barriers. Two threads or blocks that touch one byte, at
