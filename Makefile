@@ -71,5 +71,28 @@ build/dev/prepare: dev/prepare.c $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $< -o $@ -lm
 
+# the same sources for a GPU, and for the emulator: launches rewritten, g++ instead of nvcc
+build/cuda/train_%: train_%.cu $(HEADERS)
+	@mkdir -p $(@D)
+	@test -n "$(NVCC)" || { echo "make cuda needs nvcc (the CUDA Toolkit); none was found in PATH or /usr/local/cuda/bin"; exit 2; }
+	$(NVCC) $(NVFLAGS) -arch=$(ARCH) $< -o $@ $(NVLIBS)
+
+# ------------------------------------------------------------------------------------------------------------------
+# make run
+
+RUN  := $(firstword $(MODEL))
+PROG := build/$(if $(and $(NVCC),$(GPU)),cuda,cpu)/train_$(RUN)
+
+run: found build/dev/prepare $(PROG)
+	@PREPARE=build/dev/prepare data/self.sh
+	@rm -rf build/run
+	@$(PROG) --preset $(RUN)-tiny --train data/self/train.bin --val data/self/val.bin --tokenizer bytes --val-batches 0 --out build/run
+	@echo; echo "--- 500 bytes from the trained model, after 'static void ':"; echo
+	@$(PROG) --init build/run/model.safetensors --generate --prompt "static void " --sample-len 500 --temperature 0.6
+	@echo
+	@echo "what next:  read train_$(RUN).c from the top; $(PROG) --help; make test;"
+	@echo "            more text: $(PROG) --init build/run/model.safetensors --generate --prompt 'for (int ' --sample-len 1000"
+	@echo "            your own text: see 'Train on your own text' in README.md; the loss curve: python3 dev/plot.py build/run/log.tsv --text"
+
 clean:
 	rm -rf build
