@@ -1,5 +1,6 @@
 // gradcheck.c: the gradient of every parameter of the whole model, under every flag, against differences of the loss.
-// Built in double (-DREAL=double). One row per tensor, one column per batch size; layers.c does the same for each layer.
+// Built in double (-DREAL=double) and without OpenMP: the models are far too small for threads, which threads.c covers.
+// One row per tensor, one column per batch size; layers.c does the same for each layer.
 #include "model.h"
 #include "gradient.h"
 
@@ -49,7 +50,7 @@ static void check_case(const Case* c) {
         double* numeric = calloc(m.table.total, sizeof(double));
         for (int i = 0; i < count; i++) {
             Tensor* t = &m.table.tensors[i];
-            numeric_gradient(numeric + t->offset, m.param_memory + t->offset, t->size, loss);
+            numeric_gradient(numeric + t->offset, m.param_memory + t->offset, t->size, loss, 1e-3);
         }
         double all = numeric_norm(numeric, m.table.total);
         for (int i = 0; i < count; i++) {
@@ -130,7 +131,7 @@ static void check_the_check(void) {
     Tensor* t = &m.table.tensors[m.table.count / 2];
     real* g = m.grad_memory + t->offset;
     double* numeric = calloc(t->size, sizeof(double));
-    numeric_gradient(numeric, m.param_memory + t->offset, t->size, loss);
+    numeric_gradient(numeric, m.param_memory + t->offset, t->size, loss, 1e-3);
     double all = norm_of(m.grad_memory, m.table.total), size = norm_of(g, t->size);
     real kept = g[0];
     check(gradient_error(g, numeric, t->size, all) <= 1e-9, "the numeric side is good to 1e-9: %.0e", gradient_error(g, numeric, t->size, all));
@@ -147,9 +148,6 @@ static void check_the_check(void) {
 }
 
 int main(void) {
-#ifdef _OPENMP
-    omp_set_num_threads(1);     // the models here are far too small for two
-#endif
     for (int i = 0; i < NUM_CASES; i++) check_case(&CASES[i]);
     for (int i = 0; i < NUM_CASES; i++) check_accumulation(&CASES[i]);
     for (int i = 0; i < NUM_CASES; i++) check_evaluation(&CASES[i]);

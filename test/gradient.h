@@ -3,9 +3,8 @@
 #define GRADIENT_H
 
 // out[i] = d loss / d x[i], from losses at x[i] ± h and ± 2h: f' = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h + O(h^4).
-// With h = 1e-3 both that remainder and rounding (1e-16 / h) stay near 1e-12.
-static void numeric_gradient(double* out, real* x, size_t n, double (*loss)(void)) {
-    const double h = 1e-3;
+// With x of size 1 and h = 1e-3 both that remainder and rounding (1e-16 / h) stay near 1e-12.
+static void numeric_gradient(double* out, real* x, size_t n, double (*loss)(void), double h) {
     for (size_t i = 0; i < n; i++) {
         real at = x[i];
         double f[4];
