@@ -62,6 +62,8 @@
 #include <xmmintrin.h>
 #endif
 
+#define MODEL_NAME "harmonic"
+
 #ifndef REAL
 #define REAL float              // -DREAL=double builds the same program in double, for gradient checks
 #endif
@@ -559,7 +561,7 @@ typedef struct {
     real *ne;                           // (R,C): n(e)
     real *za, *zb;                      // (R,2C): the gate MLPs before silu
     real *ga, *gb;                      // (R,C): their outputs
-    real *s0, *state;                   // (B,C): the state before the first token, and after the last
+    real *s0, *state;                   // (B,C): the state before the first token; the carried state, in Acts.states
     real *s, *s_mean, *s_rstd, *h;      // (R,C), (R), (R), (R,C)
 } LevelActs;
 typedef struct {
@@ -569,8 +571,8 @@ typedef struct {
 } BlockActs;
 typedef struct {
     int B, T;
-    Table table;
-    real* memory;
+    Table table, states;                // states: what --stateful and model_step carry on, (B,C) each
+    real *memory, *state_memory;
     BlockActs* block;
     real *out, *y, *y_mean, *y_rstd;    // (R,C): what leaves the last block; LayerNorm of it (one layer: y is out itself)
     real *u;                            // (R,2C) scratch: silu(z)
@@ -579,11 +581,15 @@ typedef struct {
     real *ds, *dga, *dgb, *dne, *du;
 } Acts;
 
-static void acts_layout(Acts* a, real* base, const Config* c, int train) {
+// Lays a's tensors out at base and its carried states at state_base (NULL, NULL: only measures).
+static void acts_layout(Acts* a, real* base, real* state_base, const Config* c, int train) {
     size_t V = c->vocab, C = c->channels, B = a->B, R = B * a->T;
     Table* t = &a->table;
-    t->count = 0;
-    t->total = 0;
+    t->count = a->states.count = 0;
+    t->total = a->states.total = 0;
+    for (int n = 0; n < c->layers; n++)
+        for (int l = 0; l < 3; l++)
+            a->block[n].level[l].state = take(&a->states, state_base, B, C, NONE, 0, "block%d.level%d.s", n, l + 1);
     for (int n = 0; n < c->layers; n++) {
         BlockActs* b = &a->block[n];
         b->nx = b->x = take(t, base, R, C, NONE, 0, "block%d.x", n);
@@ -605,7 +611,6 @@ static void acts_layout(Acts* a, real* base, const Config* c, int train) {
             q->ga     = take(t, base, R, C, NONE, 0, "block%d.level%d.ga", n, l + 1);
             q->gb     = take(t, base, R, C, NONE, 0, "block%d.level%d.gb", n, l + 1);
             q->s0     = take(t, base, B, C, NONE, 0, "block%d.level%d.s0", n, l + 1);
-            q->state  = take(t, base, B, C, NONE, 0, "block%d.level%d.state", n, l + 1);
             q->s      = take(t, base, R, C, NONE, 0, "block%d.level%d.s", n, l + 1);
             q->s_mean = take(t, base, R, 0, NONE, 0, "block%d.level%d.s_mean", n, l + 1);
             q->s_rstd = take(t, base, R, 0, NONE, 0, "block%d.level%d.s_rstd", n, l + 1);
@@ -662,8 +667,8 @@ static void model_layout(Model* m, const Config* c, int B, int T, int train) {
     m->acts.T = T;
     m->step.B = m->step.T = 1;
     params_layout(&m->p, &m->table, NULL, c);
-    acts_layout(&m->acts, NULL, c, train);
-    acts_layout(&m->step, NULL, c, 0);
+    acts_layout(&m->acts, NULL, NULL, c, train);
+    acts_layout(&m->step, NULL, NULL, c, 0);
 }
 
 // Allocates a model for batches of B x T tokens, all zero; train = 0 leaves out what only training needs.
@@ -683,15 +688,21 @@ static void model_build(Model* m, const Config* c, int B, int T, int train) {
     }
     free(again.tensors);
     m->acts.memory = (real*)allocate(m->acts.table.total * sizeof(real), "activations");
-    acts_layout(&m->acts, m->acts.memory, c, train);
+    m->acts.state_memory = (real*)allocate(m->acts.states.total * sizeof(real), "carried states");
+    acts_layout(&m->acts, m->acts.memory, m->acts.state_memory, c, train);
     m->step.memory = (real*)allocate(m->step.table.total * sizeof(real), "the activations of one token");
-    acts_layout(&m->step, m->step.memory, c, 0);
+    m->step.state_memory = (real*)allocate(m->step.states.total * sizeof(real), "the state of one sequence");
+    acts_layout(&m->step, m->step.memory, m->step.state_memory, c, 0);
 }
 
 static void model_free(Model* m) {
-    free(m->table.tensors); free(m->acts.table.tensors); free(m->step.table.tensors);
+    Acts* both[2] = { &m->acts, &m->step };
+    for (int i = 0; i < 2; i++) {
+        free(both[i]->table.tensors); free(both[i]->states.tensors);
+        free(both[i]->memory); free(both[i]->state_memory);
+    }
+    free(m->table.tensors);
     free(m->param_memory); free(m->grad_memory); free(m->adam_m); free(m->adam_v);
-    free(m->acts.memory); free(m->step.memory);
     free(m->p.block); free(m->g.block); free(m->acts.block); free(m->step.block);
     memset(m, 0, sizeof *m);
 }
@@ -874,15 +885,16 @@ static void model_logits(Model* m, size_t row, size_t n, real* out) {
 }
 
 // Zeroes carried states: all of them, or those of the streams b with reset[b] (NULL: all).
-static void model_reset(Model* m, Acts* a, const int* reset) {
-    for (int n = 0; n < m->config.layers; n++)
-        for (int l = 0; l < 3; l++)
-            for (int b = 0; b < a->B; b++)
-                if (!reset || reset[b]) memset(a->block[n].level[l].state + (size_t)b * m->config.channels, 0, m->config.channels * sizeof(real));
+static void model_reset(Acts* a, const int* reset) {
+    for (int i = 0; i < a->states.count; i++) {
+        const Tensor* t = &a->states.tensors[i];
+        size_t width = t->size / t->shape[0];
+        for (int b = 0; b < a->B; b++) if (!reset || reset[b]) memset(a->state_memory + t->offset + b * width, 0, width * sizeof(real));
+    }
 }
 
 // One token, for generation: the same forward with B = T = 1 and a carried state of 3 C numbers a layer, however long
-// the text. Returns the logits (V) of what comes next. model_reset(m, &m->step, NULL) starts a new text.
+// the text. Returns the logits (V) of what comes next. model_reset(&m->step, NULL) starts a new text.
 static const real* model_step(Model* m, int token) {
     acts_forward(&m->step, &m->p, &m->config, &token, 1);
     linear_forward(m->step.logits, m->step.y, m->p.head, NULL, 1, m->config.channels, m->config.vocab, m->config.channels, 0);
@@ -941,3 +953,890 @@ static const char* not_finite(const Table* t, const real* memory) {
             if (!isfinite(memory[t->tensors[k].offset + i])) return t->tensors[k].name;
     return NULL;
 }
+
+// ----------------------------------------------------------------------------------------------------------------
+// safetensors: 8 bytes of header length, a JSON header that names every tensor, the numbers. Python's safetensors opens
+// what is written here, and what is read is trusted in nothing.
+
+typedef struct { char name[64], dtype[8]; int ndim; size_t shape[4], bytes; const void* data; } Entry;
+
+// A growing string. text_add appends as printf would.
+typedef struct { char* chars; size_t length, capacity; } Text;
+__attribute__((format(printf, 2, 3)))
+static void text_add(Text* t, const char* fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(NULL, 0, fmt, args);
+    va_end(args);
+    if (t->length + n + 1 > t->capacity) {
+        t->capacity = 2 * (t->length + n + 1);
+        t->chars = (char*)realloc(t->chars, t->capacity);
+        if (!t->chars) die("not enough memory for a text of %zu bytes", t->capacity);
+    }
+    va_start(args, fmt);
+    vsnprintf(t->chars + t->length, n + 1, fmt, args);
+    va_end(args);
+    t->length += n;
+}
+
+// Appends s as a JSON string, quotes included.
+static void text_add_json(Text* t, const char* s) {
+    text_add(t, "\"");
+    for (; *s; s++) {
+        if (*s == '"' || *s == '\\') text_add(t, "\\%c", *s);
+        else if ((unsigned char)*s < 32) text_add(t, "\\u%04x", *s);
+        else text_add(t, "%c", *s);
+    }
+    text_add(t, "\"");
+}
+
+// Writes path whole or not at all: to a temporary name first, forced to disk, then renamed. metadata is the inside of a
+// JSON object, `"key":"value",...`. Returns 0, or an errno; then path is as it was.
+static int safetensors_write(const char* path, const char* metadata, const Entry* entries, int count) {
+    Text h = {0};
+    size_t offset = 0;
+    text_add(&h, "{\"__metadata__\":{%s}", metadata);
+    for (int i = 0; i < count; i++) {
+        const Entry* e = &entries[i];
+        text_add(&h, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", e->name, e->dtype);
+        for (int d = 0; d < e->ndim; d++) text_add(&h, d ? ",%zu" : "%zu", e->shape[d]);
+        text_add(&h, "],\"data_offsets\":[%zu,%zu]}", offset, offset + e->bytes);
+        offset += e->bytes;
+    }
+    text_add(&h, "}");
+    while (h.length % 8) text_add(&h, " ");
+    Text name = {0};
+    text_add(&name, "%s.tmp", path);
+    errno = 0;
+    FILE* f = fopen(name.chars, "wb");
+    uint64_t length = h.length;
+    int ok = f && fwrite(&length, 8, 1, f) == 1 && fwrite(h.chars, 1, h.length, f) == h.length;
+    for (int i = 0; ok && i < count; i++) ok = fwrite(entries[i].data, 1, entries[i].bytes, f) == entries[i].bytes;
+    ok = ok && fflush(f) == 0 && fsync(fileno(f)) == 0;
+    int error = ok ? 0 : errno ? errno : EIO;
+    if (f && fclose(f) != 0 && ok) error = errno;
+    if (!error && rename(name.chars, path) != 0) error = errno;
+    if (error && f) unlink(name.chars);
+    free(name.chars);
+    free(h.chars);
+    return error;
+}
+
+// A file read whole: tensors point into `bytes`; metadata is pairs of key and value.
+typedef struct { char* path; char* bytes; size_t size; Entry* entries; int count; char** metadata; int pairs; } SafeTensors;
+
+// What is left of the header while it is parsed.
+typedef struct { const char *at, *end, *path; } Json;
+__attribute__((noreturn))
+static void json_die(const Json* j, const char* what) { die("%s: not a sound safetensors file: %s in its header", j->path, what); }
+static int json_next(Json* j, char c) {         // skips blanks; takes c if it comes next
+    while (j->at < j->end && isspace((unsigned char)*j->at)) j->at++;
+    if (j->at < j->end && *j->at == c) { j->at++; return 1; }
+    return 0;
+}
+static void json_expect(Json* j, char c) {
+    char what[] = "no 'x' where one must stand";
+    what[4] = c;
+    if (!json_next(j, c)) json_die(j, what);
+}
+static size_t json_number(Json* j) {
+    size_t n = 0;
+    json_next(j, '\0');
+    if (j->at == j->end || !isdigit((unsigned char)*j->at)) json_die(j, "no number where one must stand");
+    for (; j->at < j->end && isdigit((unsigned char)*j->at); j->at++) {
+        if (n > (SIZE_MAX - 9) / 10) json_die(j, "a number past 64 bits");
+        n = 10 * n + (*j->at - '0');
+    }
+    return n;
+}
+static char* json_string(Json* j) {             // mallocs
+    Text t = {0};
+    json_expect(j, '"');
+    text_add(&t, "%s", "");
+    while (j->at < j->end && *j->at != '"') {
+        char c = *j->at++;
+        if (c == '\\') {
+            char e = j->at < j->end ? *j->at++ : 0;
+            unsigned u = 0;
+            if (e == 'u') {
+                for (int i = 0; i < 4; i++, j->at++) {
+                    if (j->at == j->end || !isxdigit((unsigned char)*j->at)) json_die(j, "a broken \\u escape");
+                    u = 16 * u + (isdigit((unsigned char)*j->at) ? *j->at - '0' : (*j->at | 32) - 'a' + 10);
+                }
+                if (u >= 0x800) text_add(&t, "%c%c%c", 0xe0 | u >> 12, 0x80 | (u >> 6 & 63), 0x80 | (u & 63));
+                else if (u >= 0x80) text_add(&t, "%c%c", 0xc0 | u >> 6, 0x80 | (u & 63));
+                else if (u == 0) json_die(j, "a NUL");
+                else text_add(&t, "%c", u);
+                continue;
+            }
+            const char *from = "\"\\/bfnrt", *to = "\"\\/\b\f\n\r\t", *p = e ? strchr(from, e) : NULL;
+            if (!p) json_die(j, "an unknown escape");
+            c = to[p - from];
+        }
+        if (c == '\0') json_die(j, "a NUL");
+        text_add(&t, "%c", c);
+    }
+    json_expect(j, '"');
+    return t.chars;
+}
+
+// Reads and checks path. Dies, naming the file and what is wrong, unless every tensor lies inside the file and has as many
+// bytes as its shape and dtype say.
+static void safetensors_read(SafeTensors* s, const char* path) {
+    memset(s, 0, sizeof *s);
+    struct stat info;
+    FILE* f = fopen(path, "rb");
+    if (!f || fstat(fileno(f), &info) != 0) die("cannot open %s: %s", path, strerror(errno));
+    if (!S_ISREG(info.st_mode)) die("%s is not a file: a checkpoint is a .safetensors file that this program wrote", path);
+    s->size = info.st_size;
+    s->path = strdup(path);
+    s->bytes = (char*)malloc(s->size + 1);
+    if (!s->bytes) die("not enough memory to read the %zu bytes of %s", s->size, path);
+    if (fread(s->bytes, 1, s->size, f) != s->size) die("cannot read %s: %s", path, strerror(errno));
+    fclose(f);
+    uint64_t length = 0;
+    if (s->size < 8) die("%s: not a safetensors file: it has only %zu bytes", path, s->size);
+    memcpy(&length, s->bytes, 8);
+    if (length > s->size - 8) die("%s: not a safetensors file, or cut off: its header would have %llu bytes, the file has %zu",
+                                  path, (unsigned long long)length, s->size);
+    const char* data = s->bytes + 8 + length;
+    size_t data_bytes = s->size - 8 - length;
+    Json j = { s->bytes + 8, data, path };
+    json_expect(&j, '{');
+    for (int first = 1; !json_next(&j, '}'); first = 0) {
+        if (!first) json_expect(&j, ',');
+        char* name = json_string(&j);
+        json_expect(&j, ':');
+        json_expect(&j, '{');
+        if (!strcmp(name, "__metadata__")) {
+            for (int first_pair = 1; !json_next(&j, '}'); first_pair = 0) {
+                if (!first_pair) json_expect(&j, ',');
+                s->metadata = (char**)realloc(s->metadata, (s->pairs + 1) * 2 * sizeof(char*));
+                s->metadata[2 * s->pairs] = json_string(&j);
+                json_expect(&j, ':');
+                s->metadata[2 * s->pairs + 1] = json_string(&j);
+                s->pairs++;
+            }
+            free(name);
+            continue;
+        }
+        s->entries = (Entry*)realloc(s->entries, (s->count + 1) * sizeof(Entry));
+        Entry* e = &s->entries[s->count++];
+        memset(e, 0, sizeof *e);
+        if (strlen(name) >= sizeof e->name) json_die(&j, "a name of more than 63 letters");
+        strcpy(e->name, name);
+        size_t count = 1, start = 0, end = 0;
+        for (int first_field = 1; !json_next(&j, '}'); first_field = 0) {
+            if (!first_field) json_expect(&j, ',');
+            char* field = json_string(&j);
+            json_expect(&j, ':');
+            if (!strcmp(field, "dtype")) {
+                char* dtype = json_string(&j);
+                snprintf(e->dtype, sizeof e->dtype, "%s", dtype);
+                free(dtype);
+            } else if (!strcmp(field, "shape")) {
+                json_expect(&j, '[');
+                for (; !json_next(&j, ']'); e->ndim++) {
+                    if (e->ndim == 4) json_die(&j, "a tensor of more than 4 dimensions");
+                    if (e->ndim) json_expect(&j, ',');
+                    size_t n = e->shape[e->ndim] = json_number(&j);
+                    if (n && count > SIZE_MAX / 8 / n) json_die(&j, "a shape too large for any memory");
+                    count *= n;
+                }
+            } else if (!strcmp(field, "data_offsets")) {
+                json_expect(&j, '[');
+                start = json_number(&j);
+                json_expect(&j, ',');
+                end = json_number(&j);
+                json_expect(&j, ']');
+            } else json_die(&j, "an unknown field");
+            free(field);
+        }
+        size_t width = !strcmp(e->dtype, "F64") || !strcmp(e->dtype, "I64") ? 8 : !strcmp(e->dtype, "F32") || !strcmp(e->dtype, "I32") ? 4
+                     : !strcmp(e->dtype, "BF16") || !strcmp(e->dtype, "F16") ? 2 : 0;
+        if (!width) die("%s: tensor %s has dtype '%s', not one of F64 F32 F16 BF16 I64 I32", path, name, e->dtype);
+        if (start > end || end > data_bytes) die("%s is cut off: tensor %s ends at byte %zu of %zu", path, name, end, data_bytes);
+        e->bytes = end - start;
+        if (e->bytes != count * width) die("%s: tensor %s has %zu bytes, its shape asks for %zu", path, name, e->bytes, count * width);
+        e->data = data + start;
+        free(name);
+    }
+    json_next(&j, '\0');
+    while (j.at < j.end && *j.at == ' ') j.at++;
+    if (j.at != j.end) json_die(&j, "something after the last brace");
+}
+
+static void safetensors_free(SafeTensors* s) {
+    for (int i = 0; i < 2 * s->pairs; i++) free(s->metadata[i]);
+    free(s->metadata); free(s->entries); free(s->bytes); free(s->path);
+    memset(s, 0, sizeof *s);
+}
+
+// The value of a metadata key, or NULL.
+static const char* safetensors_metadata(const SafeTensors* s, const char* key) {
+    for (int i = 0; i < s->pairs; i++) if (!strcmp(s->metadata[2 * i], key)) return s->metadata[2 * i + 1];
+    return NULL;
+}
+
+// Copies tensor `name` to out; dies if it is missing or not of this shape (cols 0: one dimension).
+static void safetensors_copy(const SafeTensors* s, const char* name, real* out, size_t rows, size_t cols) {
+    const Entry* e = NULL;
+    for (int i = 0; i < s->count; i++) if (!strcmp(s->entries[i].name, name)) e = &s->entries[i];
+    if (!e) die("%s has no tensor '%s'", s->path, name);
+    if (strcmp(e->dtype, sizeof(real) == 4 ? "F32" : "F64")) die("%s: tensor %s is %s, not %s", s->path, name, e->dtype, sizeof(real) == 4 ? "F32" : "F64");
+    if (e->ndim != (cols ? 2 : 1) || e->shape[0] != rows || (cols && e->shape[1] != cols)) {
+        if (cols) die("%s: tensor %s is not of shape (%zu, %zu)", s->path, name, rows, cols);
+        die("%s: tensor %s is not of shape (%zu)", s->path, name, rows);
+    }
+    memcpy(out, e->data, e->bytes);
+}
+
+// A table entry for writing.
+static Entry entry(const char* prefix, const char* name, size_t rows, size_t cols, const real* data) {
+    Entry e = {0};
+    snprintf(e.name, sizeof e.name, "%s%s", prefix, name);
+    strcpy(e.dtype, sizeof(real) == 4 ? "F32" : "F64");
+    e.ndim = cols ? 2 : 1;
+    e.shape[0] = rows;
+    e.shape[1] = cols;
+    e.bytes = rows * (cols ? cols : 1) * sizeof(real);
+    e.data = data;
+    return e;
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// sampling
+
+// Draws a token from softmax(logits / temperature) over the top_k largest logits (0: all; ties with the k-th stay in).
+// temperature 0: the largest logit. logits, scratch (V).
+static int sample_token(const real* logits, real* scratch, int V, double temperature, int top_k, uint64_t* rng) {
+    int best = 0;
+    for (int v = 1; v < V; v++) if (logits[v] > logits[best]) best = v;
+    if (temperature == 0) return best;
+    real floor = -INFINITY;
+    if (top_k > 0 && top_k < V) {               // the k-th largest, by quickselect
+        memcpy(scratch, logits, V * sizeof(real));
+        for (int lo = 0, hi = V - 1; lo < hi;) {
+            real pivot = scratch[(lo + hi) / 2];
+            int i = lo, j = hi;
+            while (i <= j) {
+                while (scratch[i] > pivot) i++;
+                while (scratch[j] < pivot) j--;
+                if (i <= j) { real x = scratch[i]; scratch[i++] = scratch[j]; scratch[j--] = x; }
+            }
+            if (top_k - 1 <= j) hi = j; else if (top_k - 1 >= i) lo = i; else break;
+        }
+        floor = scratch[top_k - 1];
+    }
+    double sum = 0;
+    for (int v = 0; v < V; v++) sum += scratch[v] = logits[v] >= floor ? exp((double)(logits[v] - logits[best]) / temperature) : 0;
+    double u = rng_uniform(rng) * sum;
+    for (int v = 0; v < V; v++) if ((u -= scratch[v]) < 0) return v;
+    return best;
+}
+
+// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is one state, whatever
+// the length. Without a prompt the text begins after the end-of-text token, or after a newline.
+static void generate(Model* m, const Tokenizer* tok, const char* prompt, int length, double temperature, int top_k, uint64_t seed) {
+    int V = m->config.vocab, *ids = NULL;
+    size_t count = 0;
+    real* scratch = (real*)allocate(V * sizeof(real), "sampling");
+    if (tok) count = tokenizer_encode(tok, prompt, strlen(prompt), &ids);
+    if (tok) fputs(prompt, stdout);
+    model_reset(&m->step, NULL);
+    int start = tok && tokenizer_eot(tok) >= 0 ? tokenizer_eot(tok) : '\n' < V ? '\n' : 0;
+    const real* logits = count ? NULL : model_step(m, start < V ? start : 0);
+    for (size_t i = 0; i < count; i++) logits = model_step(m, ids[i]);
+    for (int i = 0; i < length; i++) {
+        int token = sample_token(logits, scratch, V, temperature, top_k, &seed);
+        size_t bytes = 0;
+        const char* text = tok && token < tok->vocab ? tokenizer_decode(tok, token, &bytes) : NULL;
+        if (text) fwrite(text, 1, bytes, stdout); else printf("%d ", token);
+        fflush(stdout);
+        if (i + 1 < length) logits = model_step(m, token);
+    }
+    printf("\n");
+    free(ids);
+    free(scratch);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// options: one table drives parsing, --help, presets and what a checkpoint remembers
+
+static struct {
+    Config config;
+    const char *preset, *train, *val, *tokenizer, *out, *prompt, *resume, *init, *dump;
+    int plan, eval, generate, task, batches, batch, seq, steps, accum, warmup, schedule, seed, threads;
+    int val_every, val_batches, sample_every, sample_len, top_k, save_every;
+    double lr, min_lr, weight_decay, clip, temperature;
+} opt;
+
+// kind: i integer, f number, s text, e one of the words in `word`, b a flag that takes nothing.
+// keep: what a checkpoint does with it. M: part of the model. D: of the data's order; --resume insists on the same.
+//       R: --resume takes it over unless it is given anew. Blank: not kept.
+// set:  0 default, 1 by the preset, 2 on the command line, 3 by a checkpoint.
+typedef struct { const char* name; char kind, keep; void* value; double low, high; const char *word, *normal, *help; int set; } Option;
+static Option options[] = {
+    {"preset",       's', ' ', &opt.preset, 0, 0, "NAME", "", "sizes of a published model; see the list below", 0},
+    {"plan",         'b', ' ', &opt.plan, 0, 0, "", "", "print parameters, bytes and FLOPs, and stop", 0},
+    {"train",        's', 'R', &opt.train, 0, 0, "FILES", "", "token file, or a glob of shards ('data/x/train*.bin')", 0},
+    {"val",          's', 'R', &opt.val, 0, 0, "FILES", "", "the same, for validation", 0},
+    {"tokenizer",    's', 'R', &opt.tokenizer, 0, 0, "FILE", "", "'bytes', a saved tokenizer, or GPT-2's vocab.bpe", 0},
+    {"task",         'e', 'D', &opt.task, 0, 0, "none|copy|recall", "none", "train on generated sequences instead of files", 0},
+    {"out",          's', ' ', &opt.out, 0, 0, "FOLDER", "out", "for log.tsv and model.safetensors", 0},
+    {"batch",        'i', 'D', &opt.batch, 1, 1 << 24, "N", "16", "sequences in a batch", 0},
+    {"seq",          'i', 'D', &opt.seq, 1, 1 << 30, "N", "1024", "tokens in a sequence", 0},
+    {"batches",      'e', 'D', &opt.batches, 0, 0, "random|contiguous", "random", "where training sequences start", 0},
+    {"steps",        'i', 'R', &opt.steps, 0, 1e9, "N", "4000", "AdamW steps in all", 0},
+    {"accum",        'i', 'D', &opt.accum, 1, 1e6, "N", "1", "batches whose gradients make one step", 0},
+    {"lr",           'f', 'R', &opt.lr, 0, 1e3, "X", "1e-3", "highest learning rate", 0},
+    {"min-lr",       'f', 'R', &opt.min_lr, -1, 1e3, "X", "-1", "learning rate at the end; -1: a tenth of --lr", 0},
+    {"warmup",       'i', 'R', &opt.warmup, -1, 1e9, "N", "-1", "steps of linear warm-up; -1: 100, or a tenth of --steps", 0},
+    {"schedule",     'e', 'R', &opt.schedule, 0, 0, "cosine|linear|constant", "cosine", "from --lr to --min-lr", 0},
+    {"weight-decay", 'f', 'R', &opt.weight_decay, 0, 10, "X", "0.1", "AdamW's, on tensors of two dimensions", 0},
+    {"clip",         'f', 'R', &opt.clip, 0, 1e9, "X", "1", "largest norm of the gradient; 0: any", 0},
+    {"seed",         'i', 'D', &opt.seed, 0, INT32_MAX, "N", "1337", "of weights, batches and samples", 0},
+    {"val-every",    'i', 'R', &opt.val_every, 0, 1e9, "N", "250", "steps between validations; 0: at the end only", 0},
+    {"val-batches",  'i', 'R', &opt.val_batches, 0, 1e9, "N", "20", "batches a validation reads from the start; 0: all", 0},
+    {"sample-every", 'i', 'R', &opt.sample_every, 0, 1e9, "N", "0", "steps between printed samples; 0: none", 0},
+    {"sample-len",   'i', 'R', &opt.sample_len, 1, 1e9, "N", "256", "tokens in a sample", 0},
+    {"prompt",       's', 'R', &opt.prompt, 0, 0, "TEXT", "", "what a sample begins with", 0},
+    {"temperature",  'f', 'R', &opt.temperature, 0, 100, "X", "0.8", "of sampling; 0: the likeliest token", 0},
+    {"top-k",        'i', 'R', &opt.top_k, 0, 1e9, "N", "0", "sample among the k likeliest; 0: all", 0},
+    {"generate",     'b', ' ', &opt.generate, 0, 0, "", "", "print a sample of --init FILE, and stop", 0},
+    {"eval",         'b', ' ', &opt.eval, 0, 0, "", "", "print the loss of --init FILE on --val, and stop", 0},
+    {"save-every",   'i', 'R', &opt.save_every, -1, 1e9, "N", "0", "steps between checkpoints; 0: at the end, -1: never", 0},
+    {"resume",       's', ' ', &opt.resume, 0, 0, "FILE", "", "continue the run that wrote this checkpoint", 0},
+    {"init",         's', ' ', &opt.init, 0, 0, "FILE", "", "start from a checkpoint's weights", 0},
+    {"dump",         's', ' ', &opt.dump, 0, 0, "FILE", "", "after --steps: a batch, its logits, loss and gradients", 0},
+    {"threads",      'i', ' ', &opt.threads, 0, 4096, "N", "0", "CPU threads; 0: all", 0},
+    {"vocab",        'i', 'M', &opt.config.vocab, 1, 65536, "N", "50257", "V; else the tokenizer's, the preset's, the data's", 0},
+    {"channels",     'i', 'M', &opt.config.channels, 1, 1 << 16, "N", "256", "C", 0},
+    {"layers",       'i', 'M', &opt.config.layers, 1, 1000, "N", "1", "blocks; 1 is the paper's", 0},
+    {"tie",          'b', 'M', &opt.config.tie, 0, 0, "", "", "use the embedding as the head", 0},
+    {"bands",        'e', 'M', &opt.config.bands, 0, 0, "caged|flat|flat-wide|free", "caged", "where the decays may lie", 0},
+    {"error",        'e', 'M', &opt.config.error, 0, 0, "off|on", "on", "levels see prediction errors, or the level below", 0},
+    {"stateful",     'b', 'D', &opt.config.stateful, 0, 0, "", "", "carry the state from batch to batch", 0},
+};
+enum { OPTION_COUNT = sizeof options / sizeof *options };
+
+// Sizes of the paper [its batch x seq is 16,384 tokens a step; learning rates are our choice], and one for a laptop.
+static const struct { const char *name, *flags, *help; } presets[] = {
+    {"harmonic-28m",  "--vocab 50257 --channels 256 --layers 1 --batch 16 --seq 1024 --steps 4000", "the paper's model: 27,965,952 parameters"},
+    {"harmonic-13m",  "--vocab 50257 --channels 128 --layers 1 --batch 16 --seq 1024 --steps 4000", "C = 128: 13,425,920 parameters"},
+    {"harmonic-60m",  "--vocab 50257 --channels 512 --layers 1 --batch 16 --seq 1024 --steps 4000", "C = 512: 60,388,352 parameters"},
+    {"harmonic-tiny", "--vocab 256 --channels 128 --layers 1 --batch 8 --seq 256 --steps 600 --lr 3e-3", "bytes, a minute on a laptop"},
+};
+enum { PRESET_COUNT = sizeof presets / sizeof *presets };
+
+// The number of the word in "a|b|c", or -1.
+static int word_index(const char* words, const char* word) {
+    size_t n = strlen(word);
+    for (int i = 0;; i++) {
+        size_t k = strcspn(words, "|");
+        if (k == n && !strncmp(words, word, n)) return i;
+        if (!words[k]) return -1;
+        words += k + 1;
+    }
+}
+
+// An option's value as text, as a command line would give it.
+static void option_text(const Option* o, char* out, size_t size) {
+    if (o->kind == 'i' || o->kind == 'b') snprintf(out, size, "%d", *(int*)o->value);
+    if (o->kind == 'f') snprintf(out, size, "%.17g", *(double*)o->value);
+    if (o->kind == 's') snprintf(out, size, "%s", *(const char**)o->value);
+    if (o->kind == 'e') {
+        const char* w = o->word;
+        for (int i = *(int*)o->value; i > 0; i--) w += strcspn(w, "|") + 1;
+        snprintf(out, size, "%.*s", (int)strcspn(w, "|"), w);
+    }
+}
+
+// Sets an option from text; dies with what it would take, naming where the text came from.
+static void option_set(Option* o, const char* text, int set, const char* source) {
+    char* end;
+    errno = 0;
+    if (o->kind == 's') *(const char**)o->value = strdup(text);
+    if (o->kind == 'i' || o->kind == 'f' || o->kind == 'b') {
+        double x = strtod(text, &end);
+        if (o->kind == 'b') { o->low = 0; o->high = 1; }
+        if (end == text || *end) die("%s--%s takes a number, not '%s'", source, o->name, text);
+        if (o->kind != 'f' && x != floor(x)) die("%s--%s takes a whole number, not '%s'", source, o->name, text);
+        if (!(x >= o->low && x <= o->high)) die("%s--%s takes %.9g to %.9g, not '%s'", source, o->name, o->low, o->high, text);
+        if (o->kind == 'f') *(double*)o->value = x; else *(int*)o->value = (int)x;
+    }
+    if (o->kind == 'e') {
+        int i = word_index(o->word, text);
+        if (i < 0) die("%s--%s takes one of %s, not '%s'", source, o->name, o->word, text);
+        *(int*)o->value = i;
+    }
+    o->set = set;
+}
+
+static Option* option_find(const char* name) {
+    for (int i = 0; i < OPTION_COUNT; i++) if (!strcmp(options[i].name, name)) return &options[i];
+    return NULL;
+}
+
+// The number of letters to insert, delete or change between two words (Levenshtein), for "did you mean".
+static int distance(const char* a, const char* b) {
+    int row[64], n = (int)smin(strlen(b), 63);
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 0; a[i]; i++) {
+        int corner = row[0];
+        row[0] = i + 1;
+        for (int j = 0; j < n; j++) {
+            int best = corner + (a[i] != b[j]);
+            corner = row[j + 1];
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (corner + 1 < best) best = corner + 1;
+            row[j + 1] = best;
+        }
+    }
+    return row[n];
+}
+
+static void help(const char* program) {
+    printf("usage: %s [--preset NAME] [flags]\n\n", program);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const Option* o = &options[i];
+        char left[80];
+        snprintf(left, sizeof left, "--%s %s", o->name, o->word);
+        printf("  %-36s %s", left, o->help);
+        if (o->normal[0]) printf(" (%s)", o->normal);
+        printf("\n");
+    }
+    printf("\npresets:\n");
+    for (int i = 0; i < PRESET_COUNT; i++) printf("  %-14s %s\n                 %s\n", presets[i].name, presets[i].help, presets[i].flags);
+}
+
+// Defaults, then the preset, then the command line.
+static void options_parse(int argc, char** argv) {
+    for (int i = 0; i < OPTION_COUNT; i++) option_set(&options[i], options[i].kind == 'b' ? "0" : options[i].normal, 0, "");
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) { help(argv[0]); exit(0); }
+        Option* o = !strncmp(argv[i], "--", 2) ? option_find(argv[i] + 2) : NULL;
+        if (!o) {
+            int near = 0;
+            const char* word = argv[i] + strspn(argv[i], "-");
+            for (int k = 1; k < OPTION_COUNT; k++) if (distance(word, options[k].name) < distance(word, options[near].name)) near = k;
+            die("unknown flag '%s'; did you mean --%s? (--help lists all)", argv[i], options[near].name);
+        }
+        if (o->kind != 'b' && i + 1 == argc) die("--%s needs a value: %s", o->name, o->word);
+        option_set(o, o->kind == 'b' ? "1" : argv[++i], 2, "");
+    }
+    if (!opt.preset[0]) return;
+    int k = 0;
+    while (k < PRESET_COUNT && strcmp(presets[k].name, opt.preset)) k++;
+    if (k == PRESET_COUNT) {
+        int near = 0;
+        for (k = 1; k < PRESET_COUNT; k++) if (distance(opt.preset, presets[k].name) < distance(opt.preset, presets[near].name)) near = k;
+        die("unknown preset '%s'; did you mean %s? (--help lists all)", opt.preset, presets[near].name);
+    }
+    char *flags = strdup(presets[k].flags), *name;
+    for (char* rest = flags; (name = strtok_r(rest, " ", &rest));) {
+        Option* o = option_find(name + 2);
+        const char* value = strtok_r(rest, " ", &rest);
+        if (o->set == 0) option_set(o, value, 1, "preset: ");
+    }
+    free(flags);
+}
+
+// Takes over what a checkpoint remembers: the model always, and all of the run with `resume`. A flag that contradicts
+// what cannot change is an error.
+static void options_adopt(const SafeTensors* s, int resume) {
+    const char* model = safetensors_metadata(s, "model");
+    if (!model || strcmp(model, MODEL_NAME))
+        die("%s is not a checkpoint of this program: its metadata says model '%s', not '" MODEL_NAME "'", s->path, model ? model : "");
+    Text source = {0};
+    text_add(&source, "%s: ", s->path);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        Option* o = &options[i];
+        const char* kept = safetensors_metadata(s, o->name);
+        if (o->keep == ' ' || (!resume && o->keep != 'M' && strcmp(o->name, "tokenizer"))) continue;
+        if (!kept) die("%s does not say its --%s", s->path, o->name);
+        char given[4096];
+        option_text(o, given, sizeof given);
+        int fixed = o->keep == 'M' || o->keep == 'D';
+        if (fixed && o->set == 2 && strcmp(given, kept))
+            die("%s has --%s %s, not %s%s", s->path, o->name, kept, given, o->keep == 'D' ? " (a new run from its weights: --init)" : "");
+        if (o->keep == 'M' && o->set == 1 && strcmp(given, kept))
+            die("%s has --%s %s, the preset %s: leave --preset out", s->path, o->name, kept, given);
+        if (o->set < 2) option_set(o, kept, 3, source.chars);
+    }
+    free(source.chars);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// checkpoints: weights under the table's names, adam_m.NAME, adam_v.NAME, carried states, and in the metadata every
+// option, the step, and where the data stands. Enough to go on to the same bits as without the interruption.
+
+// Writes path; returns 0, or an errno with the file as it was before.
+static int checkpoint_save(const Model* m, const DataLoader* data, int step, const char* path) {
+    const Table* tables[4] = { &m->table, &m->table, &m->table, &m->acts.states };
+    const real* memories[4] = { m->param_memory, m->adam_m, m->adam_v, m->acts.state_memory };
+    const char* prefixes[4] = { "", "adam_m.", "adam_v.", "state." };
+    Entry* e = (Entry*)allocate((3 * m->table.count + m->acts.states.count) * sizeof(Entry), "a checkpoint's header");
+    int n = 0;
+    for (int k = 0; k < (m->config.stateful ? 4 : 3); k++)
+        for (int i = 0; i < tables[k]->count; i++) {
+            const Tensor* t = &tables[k]->tensors[i];
+            e[n++] = entry(prefixes[k], t->name, t->shape[0], t->shape[1], memories[k] + t->offset);
+        }
+    Text meta = {0};
+    text_add(&meta, "\"model\":\"" MODEL_NAME "\",\"step\":\"%d\",\"rng\":\"%llu\",\"position\":\"%llu\"", step,
+             (unsigned long long)data->rng, (unsigned long long)data->position);
+    for (int i = 0; i < OPTION_COUNT; i++) if (options[i].keep != ' ') {
+        char value[4096];
+        option_text(&options[i], value, sizeof value);
+        text_add(&meta, ",\"%s\":", options[i].name);
+        text_add_json(&meta, value);
+    }
+    int error = safetensors_write(path, meta.chars, e, n);
+    free(meta.chars);
+    free(e);
+    return error;
+}
+
+// Weights only, or with `resume` all of it: then *step and the data's place are set too (NULL otherwise).
+static void checkpoint_load(Model* m, const SafeTensors* s, int resume, int* step, DataLoader* data) {
+    const Table* tables[4] = { &m->table, &m->table, &m->table, &m->acts.states };
+    real* memories[4] = { m->param_memory, m->adam_m, m->adam_v, m->acts.state_memory };
+    const char* prefixes[4] = { "", "adam_m.", "adam_v.", "state." };
+    for (int k = 0; k < (!resume ? 1 : m->config.stateful ? 4 : 3); k++)
+        for (int i = 0; i < tables[k]->count; i++) {
+            const Tensor* t = &tables[k]->tensors[i];
+            char name[64];
+            snprintf(name, sizeof name, "%s%s", prefixes[k], t->name);
+            safetensors_copy(s, name, memories[k] + t->offset, t->shape[0], t->shape[1]);
+        }
+    if (!resume) return;
+    const char *at = safetensors_metadata(s, "step"), *rng = safetensors_metadata(s, "rng"), *position = safetensors_metadata(s, "position");
+    if (!at || !rng || !position || atoi(at) < 0) die("%s does not say its step, rng and position", s->path);
+    *step = m->updates = atoi(at);
+    data->rng = strtoull(rng, NULL, 10);
+    data->position = strtoull(position, NULL, 10);
+}
+
+// --dump: one batch and everything the model makes of it, so that anyone can hold these numbers against their own code.
+static void dump(Model* m, DataLoader* data, const char* path) {
+    const Table* t = &m->table;
+    size_t V = m->config.vocab, B = m->B, T = m->T, R = B * T;
+    if (m->config.stateful) model_reset(&m->acts, NULL);
+    loader_next(data);
+    model_zero_grad(m);
+    m->grad_scale = 1;
+    real loss = model_forward(m, data->tokens, data->targets, 1);
+    model_backward(m);
+    real* logits = (real*)allocate(R * V * sizeof(real), "the dumped logits");
+    model_logits(m, 0, R, logits);
+    Entry* e = (Entry*)allocate((2 * t->count + 4) * sizeof(Entry), "a dump's header");
+    int n = 0;
+    e[n++] = entry("", "tokens", B, T, NULL);
+    e[n++] = entry("", "targets", B, T, NULL);
+    for (int i = 0; i < 2; i++) { strcpy(e[i].dtype, "I32"); e[i].bytes = R * sizeof(int); e[i].data = i ? data->targets : data->tokens; }
+    e[n] = entry("", "logits", R, V, logits);
+    e[n].ndim = 3; e[n].shape[0] = B; e[n].shape[1] = T; e[n].shape[2] = V;
+    n++;
+    e[n++] = entry("", "loss", 1, 0, &loss);
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < t->count; i++)
+            e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1], (k ? m->grad_memory : m->param_memory) + t->tensors[i].offset);
+    int error = safetensors_write(path, "\"model\":\"" MODEL_NAME "\"", e, n);
+    if (error) die("cannot write %s: %s", path, strerror(error));
+    printf("dumped a batch, its logits, loss %.6f, parameters and gradients to %s\n", (double)loss, path);
+    free(e);
+    free(logits);
+}
+
+// ----------------------------------------------------------------------------------------------------------------
+// training
+
+// Mean loss in nats over `batches` batches of val from its start (0: all it has). A stateful model reads them with a
+// state of its own, zero at the start, and finds its training state as it was.
+static double evaluate(Model* m, DataLoader* val, size_t batches, double* accuracy) {
+    size_t bytes = m->acts.states.total * sizeof(real), counted = 0, correct = 0;
+    double total = 0;
+    real* kept = (real*)allocate(bytes, "the carried state");
+    if (val->num_batches && (batches == 0 || batches > val->num_batches)) batches = val->num_batches;
+    memcpy(kept, m->acts.state_memory, bytes);
+    loader_restart(val);
+    for (size_t k = 0; k < batches; k++) {
+        loader_next(val);
+        model_reset(&m->acts, val->reset);
+        double loss = model_forward(m, val->tokens, val->targets, 0);
+        total += loss * m->counted;
+        counted += m->counted;
+        correct += m->correct;
+    }
+    memcpy(m->acts.state_memory, kept, bytes);
+    free(kept);
+    *accuracy = counted ? (double)correct / counted : 0;
+    return counted ? total / counted : 0;
+}
+
+// "2.345 nats  3.383 bits/token  1.234 bits/byte" into out (128); bytes_per_token 0: unknown.
+static const char* loss_text(char* out, double nats, double bytes_per_token) {
+    int n = snprintf(out, 128, "%.4f nats  %.4f bits/token", nats, nats / log(2));
+    if (bytes_per_token > 0) snprintf(out + n, 128 - n, "  %.4f bits/byte", nats / log(2) / bytes_per_token);
+    return out;
+}
+
+// Learning rate of step (1 .. steps): linear warm-up from 0, then down to min_lr by the schedule.
+static double learning_rate(int step) {
+    if (step <= opt.warmup) return opt.lr * step / opt.warmup;
+    double done = opt.steps > opt.warmup ? (double)(step - opt.warmup) / (opt.steps - opt.warmup) : 1;
+    double part = opt.schedule == 0 ? 0.5 + 0.5 * cos(3.141592653589793 * done) : opt.schedule == 1 ? 1 - done : 1;
+    return opt.min_lr + (opt.lr - opt.min_lr) * part;
+}
+
+// --plan: what model_build would allocate, to the byte, without allocating it.
+static void print_plan(const Model* m) {
+    printf("%-24s %18s %12s  init                decay\n", "tensor", "shape", "numbers");
+    for (int i = 0; i < m->table.count; i++) {
+        const Tensor* t = &m->table.tensors[i];
+        char shape[32];
+        snprintf(shape, sizeof shape, t->ndim == 2 ? "(%zu, %zu)" : "(%zu)", t->shape[0], t->shape[1]);
+        printf("%-24s %18s %12zu  %s %-12.4g %s\n", t->name, shape, t->size,
+               t->init == NORMAL ? "N(0, s)" : t->init == UNIFORM ? "U(+-a)" : "constant", t->scale, t->decay ? "yes" : "no");
+    }
+    size_t p = m->table.total * sizeof(real);
+    size_t a = (m->acts.table.total + m->acts.states.total) * sizeof(real), s = (m->step.table.total + m->step.states.total) * sizeof(real);
+    printf("parameters: %zu\n", model_parameters(m));
+    printf("bytes: parameters %zu, gradients %zu, AdamW %zu, activations of %d x %d tokens %zu, of one token %zu\n",
+           p, m->train ? p : 0, m->train ? 2 * p : 0, m->B, m->T, a, s);
+    printf("bytes in all: %zu (%.2f GB)\n", (m->train ? 4 * p : p) + a + s, ((m->train ? 4 * p : p) + a + s) / 1e9);
+    printf("bytes per token of the batch: %.0f\n", (double)a / m->B / m->T);
+    printf("matmul FLOPs per token: %.1f M forward and backward\n", model_flops_per_token(m) / 1e6);
+}
+
+static volatile sig_atomic_t stop_signal = 0;
+static void on_signal(int number) {
+    stop_signal = number;
+    signal(number, SIG_DFL);            // a second one ends the program at once
+}
+
+// Opens out/log.tsv: anew, or for a resumed run with the rows up to `step` kept.
+static FILE* log_open(const char* path, int resumed, int step) {
+    Text kept = {0};
+    text_add(&kept, "step\ttrain_loss\tval_loss\tbits_per_token\tlr\tgrad_norm\tms\ttok_per_s\taccuracy\n");
+    FILE* old = resumed ? fopen(path, "r") : NULL;
+    char line[512];
+    while (old && fgets(line, sizeof line, old)) if (isdigit((unsigned char)line[0]) && atoi(line) <= step) text_add(&kept, "%s", line);
+    if (old) fclose(old);
+    FILE* f = fopen(path, "w");
+    if (!f || fwrite(kept.chars, 1, kept.length, f) != kept.length || fflush(f) != 0) die("cannot write %s: %s", path, strerror(errno));
+    free(kept.chars);
+    return f;
+}
+
+static void make_folder(const char* path) {
+    Text t = {0};
+    for (const char* p = path; *p; p++) {
+        if (*p == '/' && t.length) mkdir(t.chars, 0777);
+        text_add(&t, "%c", *p);
+    }
+    if (mkdir(path, 0777) != 0 && errno != EEXIST) die("cannot make the folder %s: %s", path, strerror(errno));
+    if (access(path, W_OK | X_OK) != 0) die("cannot write in %s: %s", path, strerror(errno));
+    free(t.chars);
+}
+
+// Trains from step `done` + 1 to opt.steps: prints a line a step (on a terminal, one that is written over), logs the same
+// to out/log.tsv, validates, samples, saves. Ctrl-C ends it after the step in hand. Returns the signal, or 0.
+static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* tok, int done) {
+    int resumed = opt.resume[0] != 0;
+    Text log_path = {0}, model_path = {0};
+    text_add(&log_path, "%s/log.tsv", opt.out);
+    text_add(&model_path, "%s/model.safetensors", opt.out);
+    make_folder(opt.out);
+    if (!resumed && (access(log_path.chars, F_OK) == 0 || access(model_path.chars, F_OK) == 0))
+        die("%s already holds a run: choose another --out, go on with --resume %s, or delete it", opt.out, model_path.chars);
+    struct statvfs disk;
+    size_t needed = 3 * m->table.total * sizeof(real);
+    if (opt.save_every >= 0 && statvfs(opt.out, &disk) == 0 && (double)disk.f_bavail * disk.f_frsize < needed)
+        die("%s has no room for a checkpoint of %.0f MB (--save-every -1 trains without)", opt.out, needed / 1e6);
+    FILE* log_file = log_open(log_path.chars, resumed, done);
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+    signal(SIGXFSZ, SIG_IGN);           // a file past the shell's limit is then a write error like any other
+    int generated = opt.task != 0, tty = isatty(1), step = done, error = 0;
+    double tokens = (double)m->B * m->T * opt.accum, started = now(), accuracy = 0, val_loss = -1;
+    char text[128];
+    if (val && !resumed) {
+        val_loss = evaluate(m, val, opt.val_batches, &accuracy);
+        printf("val 0/%d | %s\n", opt.steps, loss_text(text, val_loss, val->bytes_per_token));
+        fprintf(log_file, "0\t\t%.6f\t%.6f\t\t\t\t\t\n", val_loss, val_loss / log(2));
+    }
+    while (step < opt.steps && !stop_signal) {
+        step++;
+        double start = now(), loss = 0, correct = 0, counted = 0, lr = learning_rate(step);
+        model_zero_grad(m);
+        for (int k = 0; k < opt.accum; k++) {
+            loader_next(data);
+            model_reset(&m->acts, data->reset);
+            double l = model_forward(m, data->tokens, data->targets, 1);
+            if (!isfinite(l)) {
+                const char* where = not_finite(&m->table, m->param_memory);
+                if (!where) where = not_finite(&m->acts.table, m->acts.memory);
+                die("step %d: the loss is %f; the first tensor that is not finite: %s", step, l, where ? where : "none but the loss");
+            }
+            model_backward(m);
+            loss += l / opt.accum;
+            correct += m->correct;
+            counted += m->counted;
+        }
+        double norm = model_update(m, lr, opt.weight_decay, opt.clip);
+        if (!isfinite(norm)) {
+            const char* where = not_finite(&m->table, m->grad_memory);
+            die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s", step, norm, where ? where : "none alone");
+        }
+        double ms = 1e3 * (now() - start);
+        int left = (int)((now() - started) / (step - done) * (opt.steps - step));
+        int validate = val && (step == opt.steps || (opt.val_every && step % opt.val_every == 0));
+        int sample = opt.sample_every && step % opt.sample_every == 0, line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
+        printf("%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %d:%02d:%02d", tty ? "\r\033[K" : "",
+               step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3, left / 3600, left / 60 % 60, left % 60);
+        if (generated) printf(" | accuracy %.4f", counted ? correct / counted : 0);
+        printf(line_ends ? "\n" : "");
+        fflush(stdout);
+        fprintf(log_file, "%d\t%.6f\t", step, loss);
+        if (validate) {
+            val_loss = evaluate(m, val, opt.val_batches, &accuracy);
+            printf("val %d/%d | %s", step, opt.steps, loss_text(text, val_loss, val->bytes_per_token));
+            printf(generated ? " | accuracy %.4f\n" : "\n", accuracy);
+            fprintf(log_file, "%.6f", val_loss);
+        }
+        fprintf(log_file, "\t%.6f\t%.6e\t%.6f\t%.1f\t%.0f\t", loss / log(2), lr, norm, ms, tokens / ms * 1e3);
+        if (generated) fprintf(log_file, "%.4f", counted ? correct / counted : 0);
+        fprintf(log_file, "\n");
+        if (fflush(log_file) != 0) fprintf(stderr, "warning: cannot write %s: %s; training goes on\n", log_path.chars, strerror(errno)), clearerr(log_file);
+        if (sample) generate(m, tok, opt.prompt, opt.sample_len, opt.temperature, opt.top_k, opt.seed + (uint64_t)step);
+        if (opt.save_every > 0 && step % opt.save_every == 0 && step < opt.steps) {
+            error = checkpoint_save(m, data, step, model_path.chars);
+            if (error) fprintf(stderr, "warning: cannot write %s: %s; what it held is untouched, training goes on\n", model_path.chars, strerror(error));
+        }
+    }
+    fclose(log_file);
+    if (stop_signal) printf("stopped by %s after step %d\n", stop_signal == SIGINT ? "Ctrl-C" : "a signal", step);
+    if (opt.save_every >= 0) {
+        error = checkpoint_save(m, data, step, model_path.chars);
+        if (error) die("cannot write %s: %s; what it held is untouched", model_path.chars, strerror(error));
+        printf("saved %s%s\n", model_path.chars, step < opt.steps ? "; go on with --resume" : "");
+    }
+    if (stop_signal) return stop_signal;
+    if (val && step == done) val_loss = evaluate(m, val, opt.val_batches, &accuracy);
+    if (val) printf("final val loss %s\n", loss_text(text, val_loss, val->bytes_per_token));
+    free(log_path.chars);
+    free(model_path.chars);
+    return 0;
+}
+
+// Opens --train, or --val with its own seed, or the generated task.
+static void open_data(DataLoader* d, const char* files, int mode, uint64_t seed) {
+    if (opt.task) loader_task(d, opt.task == 1 ? "copy" : "recall", opt.batch, opt.seq, opt.config.vocab, seed);
+    else loader_open(d, files, opt.batch, opt.seq, opt.config.vocab, mode, seed);
+}
+
+#ifndef TESTING
+int main(int argc, char** argv) {
+    options_parse(argc, argv);
+#ifdef _OPENMP
+    if (opt.threads > 0) omp_set_num_threads(opt.threads);
+    int threads = omp_get_max_threads();
+#else
+    if (opt.threads > 1) die("--threads %d: this program was built without OpenMP and knows one thread only", opt.threads);
+    int threads = 1;
+#endif
+    flush_denormals();
+
+    // what to do, from what is given
+    Config* c = &opt.config;
+    const char* source = opt.resume[0] ? opt.resume : opt.init;
+    SafeTensors file = {0};
+    if (opt.resume[0] && opt.init[0]) die("--resume continues a run, --init starts a new one: give one of them");
+    if ((opt.eval || opt.generate) && !source[0]) die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
+    if (source[0]) {
+        safetensors_read(&file, source);
+        options_adopt(&file, opt.resume[0] != 0);
+        Option* out = option_find("out");
+        char* slash = strrchr(opt.resume, '/');
+        if (opt.resume[0] && out->set == 0) { opt.out = strdup(slash ? opt.resume : "."); if (slash) ((char*)opt.out)[slash - opt.resume] = '\0'; }
+    }
+    int training = !opt.eval && !opt.generate;
+    if (opt.min_lr < 0) opt.min_lr = opt.lr / 10;
+    if (opt.warmup < 0) opt.warmup = opt.steps / 10 < 100 ? opt.steps / 10 : 100;
+    if (opt.min_lr > opt.lr) die("--min-lr %g is above --lr %g", opt.min_lr, opt.lr);
+    if (opt.warmup > opt.steps) die("--warmup %d is longer than --steps %d", opt.warmup, opt.steps);
+    if ((double)opt.batch * opt.seq > INT32_MAX) die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches", opt.batch, opt.seq);
+    if (opt.task && (opt.train[0] || opt.val[0])) die("--task generates its sequences: leave --train and --val out, or --task");
+    if (opt.task && c->stateful) die("--stateful needs a text that goes on; the sequences of --task stand alone");
+    if (c->stateful && opt.batches == 0 && option_find("batches")->set == 2) die("--stateful reads contiguous streams: --batches random contradicts it");
+    if (opt.prompt[0] && !opt.tokenizer[0]) die("--prompt needs a --tokenizer to turn it into tokens");
+    if (training && !opt.plan && !opt.train[0] && !opt.task) die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
+    if (opt.eval && !opt.val[0] && !opt.task) die("--eval needs --val FILES");
+
+    // the vocabulary: --vocab, else the tokenizer's, else the preset's, else the data's, else GPT-2's
+    Tokenizer tokenizer = {0};
+    Option* vocab = option_find("vocab");
+    if (opt.tokenizer[0]) {
+        tokenizer_load(&tokenizer, opt.tokenizer);
+        if (vocab->set < 2) c->vocab = tokenizer.vocab;
+        if (tokenizer.vocab > c->vocab) die("%s has %d tokens, the model --vocab %d", opt.tokenizer, tokenizer.vocab, c->vocab);
+    } else if (vocab->set == 0 && opt.task) c->vocab = 64;
+    else if (vocab->set == 0 && (opt.train[0] || opt.val[0])) {
+        DataLoader look;
+        loader_open(&look, opt.train[0] ? opt.train : opt.val, 1, 1, 65536, LOADER_CONTIGUOUS, 0);
+        if (look.vocab) c->vocab = look.vocab;
+        loader_free(&look);
+    }
+    const Tokenizer* tok = opt.tokenizer[0] ? &tokenizer : NULL;
+
+    Model m;
+    if (opt.plan) {
+        model_layout(&m, c, opt.batch, opt.seq, training);
+        print_plan(&m);
+        return 0;
+    }
+    DataLoader data = {0}, val = {0};
+    int has_val = !opt.generate && (opt.val[0] || opt.task);
+    int mode = c->stateful ? LOADER_STREAMS : opt.batches ? LOADER_CONTIGUOUS : LOADER_RANDOM;
+    if (training) open_data(&data, opt.train, mode, opt.seed);
+    if (has_val) open_data(&val, opt.val, c->stateful ? LOADER_STREAMS : LOADER_CONTIGUOUS, opt.seed + 0x5eedULL);
+    if (opt.task && opt.val_batches == 0) die("--task never ends: --val-batches 0 (all) does not");
+
+    model_build(&m, c, opt.generate ? 1 : opt.batch, opt.generate ? 1 : opt.seq, training);
+    m.grad_scale = 1.0 / opt.accum;
+    model_init(&m, opt.seed);
+    int done = 0;
+    if (source[0]) checkpoint_load(&m, &file, opt.resume[0] != 0, &done, &data);
+    safetensors_free(&file);
+    if (done > opt.steps) die("%s is at step %d, past --steps %d", source, done, opt.steps);
+
+    if (opt.generate) {
+        generate(&m, tok, opt.prompt, opt.sample_len, opt.temperature, opt.top_k, opt.seed);
+        return 0;
+    }
+    char text[128];
+    printf("harmonic | V %d, C %d, layers %d, %s bands, error %s%s%s | %zu parameters | %d threads\n", c->vocab, c->channels, c->layers,
+           c->bands == CAGED ? "caged" : c->bands == FLAT ? "flat" : c->bands == FLAT_WIDE ? "flat-wide" : "free", c->error ? "on" : "off",
+           c->tie ? ", tied" : "", c->stateful ? ", stateful" : "", model_parameters(&m), threads);
+    if (training) {
+        if (!opt.task) printf("train %zu tokens", data.num_tokens);
+        if (has_val && !opt.task) printf(" | val %zu tokens, %zu batches | ", val.num_tokens, val.num_batches);
+        printf("a step is %d x %d x %d = %.0f tokens\n", opt.accum, opt.batch, opt.seq, (double)opt.accum * opt.batch * opt.seq);
+        int stopped = opt.steps > 0 ? train(&m, &data, has_val ? &val : NULL, tok, done) : 0;
+        if (stopped) return 128 + stopped;
+    }
+    if (opt.eval || (opt.steps == 0 && has_val)) {
+        double accuracy, loss = evaluate(&m, &val, opt.val_batches, &accuracy);
+        if (opt.task) printf("accuracy %.4f\n", accuracy);
+        printf("final val loss %s\n", loss_text(text, loss, val.bytes_per_token));
+    }
+    if (training && opt.dump[0]) dump(&m, &data, opt.dump);
+    loader_free(&data);
+    loader_free(&val);
+    if (tok) tokenizer_free(&tokenizer);
+    model_free(&m);
+    return 0;
+}
+#endif

@@ -543,15 +543,21 @@ static FILE* file_create(const char* path, char* tmp, size_t tmp_size) {
     return f;
 }
 
-// Closes what file_create opened and gives it its name; if anything could not be written, dies and leaves nothing.
-static void file_commit(FILE* f, const char* tmp, const char* path) {
+// Closes what file_create opened; if anything could not be written, dies and leaves nothing.
+static void file_close(FILE* f, const char* tmp, const char* path) {
     int renames = strcmp(tmp, path) != 0;
     int bad = fflush(f) != 0 || ferror(f) || (renames && fsync(fileno(f)) != 0);
     int why = errno;
     if (fclose(f) != 0 && !bad) { bad = 1; why = errno; }
-    if (!bad && renames && rename(tmp, path) != 0) { bad = 1; why = errno; }
-    if (!bad) return;
-    if (renames) unlink(tmp);
+    if (bad && renames) unlink(tmp);
+    if (bad) die("%s: cannot write: %s", path, strerror(why));
+}
+
+// Gives it its name.
+static void file_commit(const char* tmp, const char* path) {
+    if (strcmp(tmp, path) == 0 || rename(tmp, path) == 0) return;
+    int why = errno;
+    unlink(tmp);
     die("%s: cannot write: %s", path, strerror(why));
 }
 
@@ -576,7 +582,8 @@ static inline void tokenizer_save(const Tokenizer* t, const char* path) {
         }
         fputc('\n', f);
     }
-    file_commit(f, tmp, path);
+    file_close(f, tmp, path);
+    file_commit(tmp, path);
 }
 
 // Reads the characters of one side of a merge, up to `stop`, as the bytes they stand for. Returns their number, or
