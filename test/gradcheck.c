@@ -13,7 +13,7 @@ static int tokens[64], targets[64];
 
 // The loss from the same carried states each time: a forward pass moves them on.
 static double loss(void) {
-    draw_states(&m, 99);
+    draw_states(&m.acts, 99);
     return model_forward(&m, tokens, targets, 0);
 }
 
@@ -28,7 +28,7 @@ static void prepare(const Config* c, int B, int T, uint64_t seed) {
 }
 
 static void backward(void) {
-    draw_states(&m, 99);
+    draw_states(&m.acts, 99);
     model_zero_grad(&m);
     model_forward(&m, tokens, targets, 1);
     model_backward(&m);
@@ -86,7 +86,7 @@ static void check_accumulation(const Case* c) {
     const int B = 4, T = 7, R = B * T;
     prepare(&c->config, B, T, 21);
     draw_tokens(targets, R, c->config.vocab, &(uint64_t){5});
-    model_reset(&m, &m.acts, NULL);
+    model_reset(&m.acts, NULL);
     model_zero_grad(&m);
     double full = model_forward(&m, tokens, targets, 1), halves = 0;
     model_backward(&m);
@@ -95,11 +95,11 @@ static void check_accumulation(const Case* c) {
     memcpy(half.param_memory, m.param_memory, m.table.total * sizeof(real));
     half.grad_scale = 0.5;
     for (int k = 0; k < 2; k++) {
-        model_reset(&half, &half.acts, NULL);
+        model_reset(&half.acts, NULL);
         halves += model_forward(&half, tokens + k * R / 2, targets + k * R / 2, 1) / 2;
         model_backward(&half);
     }
-    double error = distance(half.grad_memory, m.grad_memory, m.table.total) + fabs(halves / full - 1);
+    double error = relative_error(half.grad_memory, m.grad_memory, m.table.total) + fabs(halves / full - 1);
     check(error <= BOUND, "%s: two half batches against the full one: error %.0e", c->name, error);
     model_free(&half);
     model_free(&m);
@@ -115,7 +115,7 @@ static void check_evaluation(const Case* c) {
     Model eval;
     model_build(&eval, &c->config, 2, 5, 0);
     memcpy(eval.param_memory, m.param_memory, m.table.total * sizeof(real));
-    draw_states(&eval, 99);
+    draw_states(&eval.acts, 99);
     double without = model_forward(&eval, tokens, targets, 0);
     check(same && norm_of(before, m.table.total) > 0, "%s: a forward pass with train = 0 touches no gradient", c->name);
     check(with == without && eval.grad_memory == NULL, "%s: a model built without training gives the same loss, %.4f", c->name, without);

@@ -46,13 +46,13 @@ int main(void) {
     for (int kind = FORWARD; kind <= DW; kind++)
         for (int add = 0; add < 2; add++) {
             char label[64];
-            // all small sizes across a register tile's edge, in both directions
+            set_threads(1);         // all small sizes across a register tile's edge, in both directions
             for (size_t M = 1; M <= 2 * MR + 1; M++)
                 for (size_t N = 1; N <= 2 * NR + 1; N += N < 4 || N % NR > NR - 3 || N % NR < 2 ? 1 : 3)
                     for (size_t K = 1; K <= 7; K += 3) try_size(M, N, K, kind, add, (M + N) % 3);
             snprintf(label, sizeof label, "%s%s, small sizes", kinds[kind], add ? " added" : "");
             report(label);
-            // the edges of the packed blocks: K around KC and 2 KC, N around NC
+            set_threads(3);         // the edges of the packed blocks: K around KC and 2 KC, N around NC
             static const size_t Ms[] = {1, MR - 1, MR, MR + 1, 67}, Ns[] = {1, NR - 1, NR, NR + 1, NC - 1, NC, NC + 1},
                                 Ks[] = {1, KC - 1, KC, KC + 1, 2 * KC, 2 * KC + 1};
             for (size_t m = 0; m < sizeof Ms / sizeof *Ms; m++)

@@ -19,14 +19,14 @@ static double norm_of(const real* x, size_t n) {
 }
 
 // ‖a - b‖ / ‖b‖. NaN, or a zero b against which nothing can be judged, gives NaN, which fails every check.
-static double distance(const real* a, const real* b, size_t n) {
+static double relative_error(const real* a, const real* b, size_t n) {
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
     return sqrt(sum) / norm_of(b, n);
 }
 
 // The largest |a - b|, relative to b's root mean square.
-static double max_distance(const real* a, const real* b, size_t n) {
+static double largest_error(const real* a, const real* b, size_t n) {
     double worst = 0;
     for (size_t i = 0; i < n; i++) {
         double d = fabs((double)a[i] - b[i]);
@@ -53,12 +53,17 @@ static void draw_parameters(Model* m, double deviation, uint64_t* rng) {
     for (int i = 0; i < m->table.count; i++) draw(m->param_memory + m->table.tensors[i].offset, m->table.tensors[i].size, deviation, rng);
 }
 
-// Sets every carried state of the model to N(0, 0.3). The same seed gives the same states.
-static void draw_states(Model* m, uint64_t seed) {
-    for (int i = 0; i < m->acts.table.count; i++) {
-        Tensor* t = &m->acts.table.tensors[i];
-        if (is_carried(t->name)) draw(m->acts.memory + t->offset, t->size, 0.3, &seed);
-    }
+// Sets every carried state to N(0, 0.3). The same seed gives the same states.
+static void draw_states(Acts* a, uint64_t seed) {
+    for (int i = 0; i < a->states.count; i++) draw(a->state_memory + a->states.tensors[i].offset, a->states.tensors[i].size, 0.3, &seed);
+}
+
+static void set_threads(int n) {
+#ifdef _OPENMP
+    omp_set_num_threads(n);
+#else
+    (void)n;
+#endif
 }
 
 // A hash of all bits of n numbers (FNV-1a, 64 bits).

@@ -1,6 +1,5 @@
 // models/harmonic.h: what the checkers must be told about train_harmonic.c. Every architecture has such a file, with the
 // same names in it; nothing else in test/ knows one model from another.
-#define MODEL_NAME "harmonic"
 
 // Every flag that changes the computation, alone and where two of them meet. Small and odd on purpose.
 typedef struct { const char* name; Config config; } Case;
@@ -55,11 +54,7 @@ static int zero_by_structure(const Config* c, const char* tensor, int T) {
     return 0;
 }
 
-// Which activations are carried from batch to batch, and whether this configuration carries them while it trains.
-static int is_carried(const char* activation) {
-    size_t n = strlen(activation);
-    return n > 6 && strcmp(activation + n - 6, ".state") == 0;
-}
+// Whether this configuration carries a state from batch to batch.
 static int carries(const Config* c) { return c->stateful; }
 
 // How far logits before a changed token may move, relative to their rms. 0: not by one bit. (An FFT mixes all times.)
