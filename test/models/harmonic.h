@@ -75,3 +75,19 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
     {"copy",   12, 800, 1e-2, 0.8,  {4, 64, 1, CAGED, 1, 0, 0}},
     {"recall",  8, 800, 1e-2, 0.45, {8, 64, 1, CAGED, 1, 0, 0}},
 };
+
+// The layers that one training step runs, and how often, for bench.c. Biases' gradients come with the linear layers.
+#define BENCH_PARTS(B, T, C, V) do { \
+        bench_linear(B * T, C, 2 * C, 10);      /* wa1, wb1: level 1 once, levels 2 and 3 in two halves */ \
+        bench_linear(B * T, 2 * C, C, 6);       /* wa2, wb2 */ \
+        bench_linear(B * T, C, C, 2);           /* p1, p2 */ \
+        bench_linear(HEAD_ROWS, C, V, -1);      /* inside the head */ \
+        bench_sum_rows(B * T, 2 * C, 6); \
+        bench_sum_rows(B * T, C, 6); \
+        bench_silu(B * T, 2 * C, 12, 6);        /* forwards: once more in the backward */ \
+        bench_layernorm(B * T, C, 1, 3); \
+        bench_layernorm(B * T, C, 0, 2); \
+        bench_scan(B, T, C, 3); \
+        bench_embedding(B * T, V, C, 1); \
+        bench_head(B * T, C, V, 1); \
+    } while (0)
