@@ -1336,6 +1336,7 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
 static void open_data(DataLoader* d, const char* files, int mode, uint64_t seed) {
     if (opt.task) loader_task(d, opt.task == 1 ? "copy" : "recall", opt.batch, opt.seq, opt.config.vocab, seed);
     else loader_open(d, files, opt.batch, opt.seq, opt.config.vocab, mode, seed);
+    if (d->vocab > opt.config.vocab) die("%s was made with a vocabulary of %d tokens, the model has --vocab %d", files, d->vocab, opt.config.vocab);
 }
 
 #ifndef TESTING
