@@ -12,7 +12,7 @@
 //     barrier shows as a result that depends on it: run each test in forward, reverse and two seeds, demand the same bits;
 //   - memory nobody wrote (global and shared) holds NaNs;
 //   - device memory is closed to host code, each allocation ends at a guard page, and what the rounding to 16 bytes leaves
-//     between the two is compared after each launch; a freed address is never used again;
+//     between the two is checked after each launch; a freed address is never used again;
 //   - the 16-byte accesses that fault on a GPU when misaligned are caught by -fsanitize=alignment, an index beyond a static
 //     shared array by -fsanitize=bounds;
 //   - CUDA_ON_CPU_MEMORY=BYTES caps device memory, so that a failed cudaMalloc can be tested.
@@ -431,14 +431,15 @@ inline void run_block(Block* b, uint64_t index) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Device memory: one range of addresses, closed outside launches, copies and library calls (one mprotect opens it all).
-// What no allocation covers is a mapping of an empty file: a fault whatever the protection, so guard pages stay shut.
+// Device memory: one range of addresses, of which nothing is accessible but, during a launch, a copy or a library call, the
+// allocations it uses: those that its arguments point into, and those that device code touches through other pointers (the
+// first touch faults, and on_fault opens the allocation). Pages between allocations stay closed.
 
-struct Allocation { char* p; size_t bytes; char* map; size_t map_bytes; };
+struct Allocation { char* p; size_t bytes; char* map; size_t map_bytes; bool open; };
 struct Memory {
     char* base = nullptr;
     size_t range = (size_t)256 << 30, top = 0, allocated = 0, cap = 0;
-    int empty_file = -1, open = 0;
+    int users = 0;                                  // launches, copies ... under way
     std::map<char*, Allocation> live, freed;        // by address
     std::recursive_mutex mutex;
     std::map<const void*, int> smem_opt_in;         // cudaFuncSetAttribute, by kernel
@@ -449,14 +450,14 @@ CU_QUIET inline Memory& memory() { static Memory* m = new Memory; return *m; }
 inline long launch_count() { return memory().launches; }
 
 inline bool in_range(const void* p) { Memory& m = memory(); return m.base && (char*)p >= m.base && (char*)p < m.base + m.range; }
-inline const Allocation* find(std::map<char*, Allocation>& a, const void* p) {   // the last one that starts at or before p
+inline Allocation* find(std::map<char*, Allocation>& a, const void* p) {   // the last one that starts at or before p
     auto it = a.upper_bound((char*)p);
     return it == a.begin() ? nullptr : &(--it)->second;
 }
 // The allocation that holds bytes [p, p + n), or null.
-inline const Allocation* find_allocation(const void* p, size_t n = 0) {
+inline Allocation* find_allocation(const void* p, size_t n = 0) {
     if (!in_range(p)) return nullptr;
-    const Allocation* a = find(memory().live, p);
+    Allocation* a = find(memory().live, p);
     return a && (size_t)((char*)p - a->p) <= a->bytes && n <= a->bytes - (size_t)((char*)p - a->p) ? a : nullptr;
 }
 // Says where an address of the range lies.
@@ -468,25 +469,43 @@ inline const char* describe(const void* p, char* text, size_t size) {
     return text;
 }
 
-struct DeviceAccess {                               // while one lives, device memory is open
-    DeviceAccess() { Memory& m = memory(); m.mutex.lock(); if (m.open++ == 0 && m.top) mprotect(m.base, m.top, PROT_READ | PROT_WRITE); }
-    ~DeviceAccess() { Memory& m = memory(); if (--m.open == 0 && m.top) mprotect(m.base, m.top, PROT_NONE); m.mutex.unlock(); }
-};
-
 // An allocation's size is rounded up to 16 bytes, and it starts inside a page: both strips must hold their 0xff still.
-inline void check_strips(const Allocation& a, const char* when) {
-    for (size_t i = a.bytes; i % 16; i++) if ((unsigned char)a.p[i] != 0xff) fail("%s: write past the end of a device allocation of %zu bytes", when, a.bytes);
+inline void check_strips(const Allocation& a) {
+    for (size_t i = a.bytes; i % 16; i++)
+        if ((unsigned char)a.p[i] != 0xff) fail("something wrote past the end of a device allocation of %zu bytes", a.bytes);
     for (const char* p = a.p - std::min((size_t)64, (size_t)(a.p - a.map)); p < a.p; p++)
-        if ((unsigned char)*p != 0xff) fail("%s: write before the start of a device allocation of %zu bytes", when, a.bytes);
+        if ((unsigned char)*p != 0xff) fail("something wrote before the start of a device allocation of %zu bytes", a.bytes);
 }
+inline void open_allocation(Allocation* a) {
+    if (!a->open) mprotect(a->map, a->map_bytes, PROT_READ | PROT_WRITE);
+    a->open = true;
+}
+struct DeviceAccess {                               // lives as long as a launch, copy or call: closes what it opened
+    DeviceAccess() { memory().mutex.lock(); memory().users++; }
+    ~DeviceAccess() {
+        Memory& m = memory();
+        if (--m.users == 0) {
+            for (auto& entry : m.live) {
+                Allocation& a = entry.second;
+                if (!a.open) continue;
+                check_strips(a);
+                mprotect(a.map, a.map_bytes, PROT_NONE);
+                a.open = false;
+            }
+        }
+        m.mutex.unlock();
+    }
+};
 
 inline void on_fault(int signal_number, siginfo_t* info, void*) {
     char* p = (char*)info->si_addr;
     Block* b = block();
     char text[200];
     if (in_range(p)) {
+        Allocation* a = find_allocation(p, 1);
+        if (b && b->me && a) return open_allocation(a);
         if (b && b->me) fail("access %s (%p)", describe(p, text, sizeof text), (void*)p);
-        if (find_allocation(p)) fail("host code touched device memory (%p)", (void*)p);
+        if (a) fail("host code touched device memory (%p)", (void*)p);
         fail("host code touched memory %s (%p)", describe(p, text, sizeof text), (void*)p);
     }
     if (b && b->me) {
@@ -519,10 +538,8 @@ inline void install_handler() {
 inline void open_range() {                          // on the first cudaMalloc
     Memory& m = memory();
     install_handler();
-    m.empty_file = memfd_create("cuda_on_cpu_guard", MFD_CLOEXEC);
-    if (m.empty_file < 0) fail("memfd_create: %s", strerror(errno));
     for (; m.range > (size_t)1 << 30; m.range /= 2) {
-        m.base = (char*)mmap(nullptr, m.range, PROT_NONE, MAP_SHARED | MAP_NORESERVE, m.empty_file, 0);
+        m.base = (char*)mmap(nullptr, m.range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (m.base != MAP_FAILED) break;
     }
     if (m.base == MAP_FAILED) fail("no address range for device memory: %s", strerror(errno));
@@ -533,41 +550,38 @@ inline void open_range() {                          // on the first cudaMalloc
 inline void* allocate(size_t bytes) {               // null when there is no room
     Memory& m = memory();
     DeviceAccess access;
-    if (!m.base) { open_range(); mprotect(m.base, m.top, PROT_READ | PROT_WRITE); }
+    if (!m.base) open_range();
     if (bytes > m.cap - m.allocated) return nullptr;
     size_t used = (bytes + 15) & ~(size_t)15, map_bytes = (used + PAGE - 1) / PAGE * PAGE;
     if (map_bytes + PAGE > m.range - m.top) return nullptr;
     char* map = m.base + m.top;
     if (mmap(map, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) return nullptr;
     memset(map, 0xff, map_bytes);
-    mprotect(map + map_bytes, PAGE, PROT_READ | PROT_WRITE);
-    m.top += map_bytes + PAGE;
+    m.top += map_bytes + PAGE;                      // a closed page follows
     m.allocated += bytes;
-    char* p = map + map_bytes - used;               // the end meets the guard page
-    m.live[p] = {p, bytes, map, map_bytes};
+    char* p = map + map_bytes - used;               // the end meets it
+    m.live[p] = {p, bytes, map, map_bytes, true};
     return p;
 }
 inline void release(void* p) {
     Memory& m = memory();
     DeviceAccess access;
     auto it = m.live.find((char*)p);
-    if (it == m.live.end()) {
-        auto f = m.freed.find((char*)p);
-        fail("cudaFree of %s", f != m.freed.end() ? "memory that was freed before" : "a pointer that cudaMalloc did not return");
-    }
+    if (it == m.live.end())
+        fail("cudaFree of %s", m.freed.count((char*)p) ? "memory that was freed before" : "a pointer that cudaMalloc did not return");
     Allocation a = it->second;
-    check_strips(a, "cudaFree");
-    if (mmap(a.map, a.map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, m.empty_file, a.map - m.base) == MAP_FAILED)
+    if (mmap(a.map, a.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
         fail("cudaFree: %s", strerror(errno));
     m.allocated -= a.bytes;
     m.freed[a.p] = a;
     m.live.erase(it);
 }
-// Refuses a range that is not wholly inside one allocation. `call` and `what` name it in the message.
+// Opens the allocation that holds [p, p + n), or refuses a range that is not wholly inside one. `call` and `what` name it in the message.
 inline void need_device(const char* call, const char* what, const void* p, size_t n) {
-    if (find_allocation(p, n)) return;
+    Allocation* a = find_allocation(p, n);
+    if (a) return open_allocation(a);
     char text[200];
-    const Allocation* a = find_allocation(p);
+    a = find_allocation(p);
     if (!in_range(p)) fail("%s: %s is not device memory (%p)", call, what, p);
     if (!a) fail("%s: %s lies %s", call, what, describe(p, text, sizeof text));
     fail("%s: %s takes %zu bytes, but the device allocation of %zu bytes ends %zu bytes after its start", call, what, n, a->bytes, a->p + a->bytes - (char*)p);
@@ -687,10 +701,6 @@ const size_t SMEM = 48 * 1024, SMEM_OPT_IN = 163 * 1024;       // per block, on 
 
 inline void run(Launch& l) {
     Memory& m = memory();
-    std::lock_guard<std::recursive_mutex> lock(m.mutex);
-    DeviceAccess access;
-    install_handler();
-    launching() = &l;
     l.number = m.launches++;
     uint64_t blocks = (uint64_t)l.grid.x * l.grid.y * l.grid.z;
     size_t n = (size_t)l.dim.x * l.dim.y * l.dim.z;
@@ -715,9 +725,10 @@ inline void run(Launch& l) {
 #endif
     #pragma omp parallel if (blocks > 1 && blocks * n >= 2048 && !RACES)     // a small launch is not worth waking a team
     {
-        static thread_local Block storage;
-        Block* b = block() = &storage;
+        if (!block()) block() = new Block;
+        Block* b = block();
         install_handler();
+        const Launch* before = launching();
         launching() = &l;
         b->launch = &l;
         b->threads.resize(n);
@@ -739,18 +750,16 @@ inline void run(Launch& l) {
 #endif
             run_block(b, index);
         }
-        launching() = nullptr;
         b->launch = nullptr;
+        launching() = before;
     }
-    launching() = &l;
-    for (auto& entry : m.live) check_strips(entry.second, "after the launch");
-    launching() = nullptr;
 }
 
 template <class T> void check_argument(int i, T v) {
     if constexpr (std::is_pointer<T>::value) {
         char text[200];
-        if (!v || find_allocation((const void*)v)) return;
+        if (!v) return;
+        if (Allocation* a = find_allocation((const void*)v)) return open_allocation(a);
         if (!in_range((const void*)v)) fail("argument %d is a pointer to host memory", i + 1);
         fail("argument %d points %s", i + 1, describe((const void*)v, text, sizeof text));
     }
@@ -759,14 +768,19 @@ template <class... P> struct Kernel {               // what kernel<<<...>>> beco
     void (*f)(P...);
     Launch l;
     void operator()(std::common_type_t<P>... args) {
-        int i = 0;
+        install_handler();
         launching() = &l;
+        {
+        DeviceAccess access;
+        int i = 0;
         (check_argument(i++, args), ...);
         (void)i;
         auto call = [&, this] { f(args...); };
         l.body = [](void* c) { (*(decltype(call)*)c)(); };
         l.arg = &call;
         run(l);
+        }
+        launching() = nullptr;
     }
 };
 template <class... P>
@@ -882,16 +896,16 @@ template <class T> T __ldcg(const T* p) { return *p; }
 template <class T> void __stcs(T* p, T v) { *p = v; }
 template <class T> void __stcg(T* p, T v) { *p = v; }
 
-// min and max of two numbers of any types; of floats the one that is not NaN, as fminf and fmaxf
-template <class A, class B> using cu_common = std::enable_if_t<std::is_arithmetic<A>::value && std::is_arithmetic<B>::value, std::common_type_t<A, B>>;
+// min and max of two integers or of two floating-point numbers (nvcc refuses one of each); of floats the one that is not NaN
+template <class A, class B>
+using cu_common = std::enable_if_t<(std::is_integral<A>::value && std::is_integral<B>::value) ||
+                                   (std::is_floating_point<A>::value && std::is_floating_point<B>::value), std::common_type_t<A, B>>;
 template <class A, class B> cu_common<A, B> min(A a, B b) {
-    typedef cu_common<A, B> T;
-    T x = (T)a, y = (T)b;
+    cu_common<A, B> x = a, y = b;
     return x != x ? y : y < x ? y : x;
 }
 template <class A, class B> cu_common<A, B> max(A a, B b) {
-    typedef cu_common<A, B> T;
-    T x = (T)a, y = (T)b;
+    cu_common<A, B> x = a, y = b;
     return x != x ? y : x < y ? y : x;
 }
 
@@ -1018,20 +1032,20 @@ namespace cu {
 inline cudaError_t result(cudaError_t e) { if (e != cudaSuccess) memory().last_error = e; return e; }
 inline cudaError_t copy(const char* call, void* to, const void* from, size_t n, cudaMemcpyKind kind) {
     if (n == 0) return cudaSuccess;
+    DeviceAccess access;
     bool to_device = in_range(to), from_device = in_range(from);
     if (kind == cudaMemcpyDefault) kind = (cudaMemcpyKind)(to_device + 2 * from_device);
     if (kind & 1) need_device(call, "the destination", to, n);
     else if (to_device) fail("%s: the destination is device memory, the direction says host", call);
     if (kind & 2) need_device(call, "the source", from, n);
     else if (from_device) fail("%s: the source is device memory, the direction says host", call);
-    DeviceAccess access;
     memmove(to, from, n);
     return cudaSuccess;
 }
 inline cudaError_t set(const char* call, void* p, int value, size_t n) {
     if (n == 0) return cudaSuccess;
-    need_device(call, "the destination", p, n);
     DeviceAccess access;
+    need_device(call, "the destination", p, n);
     memset(p, value, n);
     return cudaSuccess;
 }
@@ -1249,6 +1263,7 @@ inline cublasStatus_t gemm_any(const char* call, cublasHandle_t h, cublasOperati
     if (type_a != type_b || (!bf16 && type_a != CUDA_R_32F) || (!c_bf16 && type_c != CUDA_R_32F) || (!bf16 && c_bf16))
         fail("%s: types must be fp32 for all, or bf16 for A and B with bf16 or fp32 for C", call);
     if (compute < CUBLAS_COMPUTE_32F || compute > CUBLAS_COMPUTE_32F_FAST_TF32) fail("%s: the compute type must be one of CUBLAS_COMPUTE_32F", call);
+    DeviceAccess access;
     bool at = ta != CUBLAS_OP_N, bt = tb != CUBLAS_OP_N;
     size_t ea = bf16 ? 2 : 4, ec = c_bf16 ? 2 : 4;
     size_t bytes_a = check_matrix(call, "A", A, at ? k : m, at ? m : k, lda, stride_a, batch, ea);
@@ -1260,7 +1275,6 @@ inline cublasStatus_t gemm_any(const char* call, cublasHandle_t h, cublasOperati
     if (batch > 1 && stride_c == 0) fail("%s: every batch writes the same C", call);
     float alpha = *(const float*)alpha_p, beta = *(const float*)beta_p;
     bool tf32 = !bf16 && (compute == CUBLAS_COMPUTE_32F_FAST_TF32 || (h->math == CUBLAS_TF32_TENSOR_OP_MATH && compute == CUBLAS_COMPUTE_32F));
-    DeviceAccess access;
     for (int i = 0; i < batch; i++) {
         const char *a = (const char*)A + (size_t)i * stride_a * ea, *b = (const char*)B + (size_t)i * stride_b * ea;
         char* c = (char*)C + (size_t)i * stride_c * ec;
@@ -1391,11 +1405,11 @@ inline cufftResult execute(const char* call, cufftHandle handle, cufftType type,
     bool real_in = type == CUFFT_R2C, real_out = type == CUFFT_C2R;
     size_t n = p.n, bins = n / 2 + 1, count_in = real_out ? bins : n, count_out = real_in ? bins : n;
     size_t element_in = real_in ? 4 : 8, element_out = real_out ? 4 : 8;
+    DeviceAccess access;
     need_device(call, "the input", in, ((p.batch - 1) * p.idist + (count_in - 1) * p.istride + 1) * element_in);
     need_device(call, "the output", out, ((p.batch - 1) * p.odist + (count_out - 1) * p.ostride + 1) * element_out);
     if ((uintptr_t)in % 8 || (uintptr_t)out % 8) fail("%s: input and output must be aligned to 8 bytes", call);
     if (in == out && type != CUFFT_C2C && p.batch > 1 && p.packed) fail("%s: in place and batched needs a plan that says the padded distances", call);
-    DeviceAccess access;
     #pragma omp parallel if (p.batch * p.transform.m > 1 << 14)
     {
         std::vector<Complex> x(p.transform.m);

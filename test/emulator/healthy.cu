@@ -128,7 +128,7 @@ __constant__ float scale[4];
 __global__ void mixed(float* out) {
     extern __shared__ __align__(16) float4 big[];
     int i = (int)threadIdx.x;
-    big[i * 20] = make_float4(scale[i % 4], min(i, 3u), max(i, 2.5f), __int_as_float(__float_as_int(1.5f) + 1));
+    big[i * 20] = make_float4(scale[i % 4], (float)min(i, 3u), (float)max((float)i, 2.5), __int_as_float(__float_as_int(1.5f) + 1));
     __syncthreads();
     float4 v = big[(31 - i) * 20];
     out[i] = v.x + v.y + v.z + v.w + fminf(NAN, 1.0f) + __saturatef(7.0f) + (float)(floatX)(0.1f * (float)i) + rsqrtf(4.0f) + __expf(0.0f);
