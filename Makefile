@@ -19,13 +19,13 @@ GPU    := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi --query-gp
 
 # Not -ffast-math: it would delete isnan. These are its parts that a training step profits from and a NaN survives.
 FLOAT  := -ffp-contract=fast -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros -freciprocal-math
-WARN   := -Wall -Wextra -Wno-unused-function
+WARN   := -Wall -Wextra -Wno-unused-function -Wno-missing-field-initializers
 CFLAGS := -std=gnu11 -O3 -march=native $(WIDE) $(FLOAT) $(OPENMP) $(WARN)
 SAN    := -std=gnu11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all $(WARN)
 
 PRECISION ?= bf16
 ARCH      ?= $(if $(GPU),native,sm_80)
-NVFLAGS   := -std=c++17 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-function $(if $(OPENMP),-Xcompiler -fopenmp)
+NVFLAGS   := -std=c++17 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-function,-Wno-missing-field-initializers $(if $(OPENMP),-Xcompiler -fopenmp)
 NVLIBS    := -lcublas
 NVFLAGS   += $(if $(filter fp32,$(PRECISION)),-DPRECISION_FP32)
 
@@ -61,7 +61,7 @@ cpu: found build/dev/prepare $(MODELS:%=build/cpu/train_%)
 cuda: found $(MODELS:%=build/cuda/train_%)
 emu: $(MODELS:%=build/emu/train_%)
 
-HEADERS := dev/tokenizer.h dev/dataloader.h $(wildcard dev/unicode.h)
+HEADERS := $(wildcard dev/*.h)
 
 build/cpu/train_%: train_%.c $(HEADERS)
 	@mkdir -p $(@D)
