@@ -30,8 +30,6 @@
 #include <cuda_runtime.h>
 #include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <float.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -51,6 +49,7 @@ typedef float floatX;
 #else
 typedef __nv_bfloat16 floatX;
 #endif
+typedef float real;             // what the .c calls real: here the numbers of files and of the host
 
 // Ends the program: one line on stderr, exit code 2. Every complaint about input goes through here.
 __attribute__((noreturn, format(printf, 1, 2)))
@@ -66,6 +65,8 @@ static void die(const char* fmt, ...) {
 
 #include "dev/dataloader.h"     // token files -> batches
 #include "dev/tokenizer.h"      // text <-> tokens
+#include "dev/safetensors.h"    // checkpoints
+#include "dev/options.h"        // the command line
 
 // ----------------------------------------------------------------------------------------------------------------
 // small utilities
@@ -1352,274 +1353,24 @@ static const char* not_finite(const Table* t, const F* memory) {
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// safetensors: 8 bytes of header length, a JSON header that names every tensor, the numbers. Python's safetensors opens
-// what is written here, and what is read is trusted in nothing.
-
-typedef struct { char name[64], dtype[8]; int ndim; size_t shape[4], bytes; const void* data; } Entry;
-
-// A growing string. text_add appends as printf would.
-typedef struct { char* chars; size_t length, capacity; } Text;
-__attribute__((format(printf, 2, 3)))
-static void text_add(Text* t, const char* fmt, ...) {
-    va_list args;
-    va_start(args, fmt);
-    int n = vsnprintf(NULL, 0, fmt, args);
-    va_end(args);
-    if (t->length + n + 1 > t->capacity) {
-        t->capacity = 2 * (t->length + n + 1);
-        t->chars = (char*)realloc(t->chars, t->capacity);
-        if (!t->chars) die("not enough memory for a text of %zu bytes", t->capacity);
-    }
-    va_start(args, fmt);
-    vsnprintf(t->chars + t->length, n + 1, fmt, args);
-    va_end(args);
-    t->length += n;
-}
-
-// Appends s as a JSON string, quotes included.
-static void text_add_json(Text* t, const char* s) {
-    text_add(t, "\"");
-    for (; *s; s++) {
-        if (*s == '"' || *s == '\\') text_add(t, "\\%c", *s);
-        else if ((unsigned char)*s < 32) text_add(t, "\\u%04x", *s);
-        else text_add(t, "%c", *s);
-    }
-    text_add(t, "\"");
-}
-
-// Writes path whole or not at all: to a temporary name first, forced to disk, then renamed. metadata is the inside of a
-// JSON object, `"key":"value",...`. Returns 0, or an errno; then path is as it was.
-static int safetensors_write(const char* path, const char* metadata, const Entry* entries, int count) {
-    Text h = {};
-    size_t offset = 0;
-    text_add(&h, "{\"__metadata__\":{%s}", metadata);
-    for (int i = 0; i < count; i++) {
-        const Entry* e = &entries[i];
-        text_add(&h, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", e->name, e->dtype);
-        for (int d = 0; d < e->ndim; d++) text_add(&h, d ? ",%zu" : "%zu", e->shape[d]);
-        text_add(&h, "],\"data_offsets\":[%zu,%zu]}", offset, offset + e->bytes);
-        offset += e->bytes;
-    }
-    text_add(&h, "}");
-    while (h.length % 8) text_add(&h, " ");
-    Text name = {};
-    text_add(&name, "%s.tmp", path);
-    errno = 0;
-    FILE* f = fopen(name.chars, "wb");
-    uint64_t length = h.length;
-    int ok = f && fwrite(&length, 8, 1, f) == 1 && fwrite(h.chars, 1, h.length, f) == h.length;
-    for (int i = 0; ok && i < count; i++) ok = fwrite(entries[i].data, 1, entries[i].bytes, f) == entries[i].bytes;
-    ok = ok && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    int error = ok ? 0 : errno ? errno : EIO;
-    if (f && fclose(f) != 0 && ok) error = errno;
-    if (!error && rename(name.chars, path) != 0) error = errno;
-    if (error && f) unlink(name.chars);
-    free(name.chars);
-    free(h.chars);
-    return error;
-}
-
-// A file read whole: tensors point into `bytes`; metadata is pairs of key and value.
-typedef struct { char* path; char* bytes; size_t size; Entry* entries; int count; char** metadata; int pairs; } SafeTensors;
-
-// What is left of the header while it is parsed.
-typedef struct { const char *at, *end, *path; } Json;
-__attribute__((noreturn))
-static void json_die(const Json* j, const char* what) { die("%s: not a sound safetensors file: %s in its header", j->path, what); }
-static int json_next(Json* j, char c) {         // skips blanks; takes c if it comes next
-    while (j->at < j->end && isspace((unsigned char)*j->at)) j->at++;
-    if (j->at < j->end && *j->at == c) { j->at++; return 1; }
-    return 0;
-}
-static void json_expect(Json* j, char c) {
-    char what[] = "no 'x' where one must stand";
-    what[4] = c;
-    if (!json_next(j, c)) json_die(j, what);
-}
-static size_t json_number(Json* j) {
-    size_t n = 0;
-    json_next(j, '\0');
-    if (j->at == j->end || !isdigit((unsigned char)*j->at)) json_die(j, "no number where one must stand");
-    for (; j->at < j->end && isdigit((unsigned char)*j->at); j->at++) {
-        if (n > (SIZE_MAX - 9) / 10) json_die(j, "a number past 64 bits");
-        n = 10 * n + (*j->at - '0');
-    }
-    return n;
-}
-static char* json_string(Json* j) {             // mallocs
-    Text t = {};
-    json_expect(j, '"');
-    text_add(&t, "%s", "");
-    while (j->at < j->end && *j->at != '"') {
-        char c = *j->at++;
-        if (c == '\\') {
-            char e = j->at < j->end ? *j->at++ : 0;
-            unsigned u = 0;
-            if (e == 'u') {
-                for (int i = 0; i < 4; i++, j->at++) {
-                    if (j->at == j->end || !isxdigit((unsigned char)*j->at)) json_die(j, "a broken \\u escape");
-                    u = 16 * u + (isdigit((unsigned char)*j->at) ? *j->at - '0' : (*j->at | 32) - 'a' + 10);
-                }
-                if (u >= 0x800) text_add(&t, "%c%c%c", 0xe0 | u >> 12, 0x80 | (u >> 6 & 63), 0x80 | (u & 63));
-                else if (u >= 0x80) text_add(&t, "%c%c", 0xc0 | u >> 6, 0x80 | (u & 63));
-                else if (u == 0) json_die(j, "a NUL");
-                else text_add(&t, "%c", u);
-                continue;
-            }
-            const char *from = "\"\\/bfnrt", *to = "\"\\/\b\f\n\r\t", *p = e ? strchr(from, e) : NULL;
-            if (!p) json_die(j, "an unknown escape");
-            c = to[p - from];
-        }
-        if (c == '\0') json_die(j, "a NUL");
-        text_add(&t, "%c", c);
-    }
-    json_expect(j, '"');
-    return t.chars;
-}
-
-// Reads and checks path. Dies, naming the file and what is wrong, unless every tensor lies inside the file and has as many
-// bytes as its shape and dtype say.
-static void safetensors_read(SafeTensors* s, const char* path) {
-    memset(s, 0, sizeof *s);
-    struct stat info;
-    FILE* f = fopen(path, "rb");
-    if (!f || fstat(fileno(f), &info) != 0) die("cannot open %s: %s", path, strerror(errno));
-    if (!S_ISREG(info.st_mode)) die("%s is not a file: a checkpoint is a .safetensors file that this program wrote", path);
-    s->size = info.st_size;
-    s->path = strdup(path);
-    s->bytes = (char*)malloc(s->size + 1);
-    if (!s->bytes) die("not enough memory to read the %zu bytes of %s", s->size, path);
-    if (fread(s->bytes, 1, s->size, f) != s->size) die("cannot read %s: %s", path, strerror(errno));
-    fclose(f);
-    uint64_t length = 0;
-    if (s->size < 8) die("%s: not a safetensors file: it has only %zu bytes", path, s->size);
-    memcpy(&length, s->bytes, 8);
-    if (length > s->size - 8) die("%s: not a safetensors file, or cut off: its header would have %llu bytes, the file has %zu",
-                                  path, (unsigned long long)length, s->size);
-    const char* data = s->bytes + 8 + length;
-    size_t data_bytes = s->size - 8 - length;
-    Json j = { s->bytes + 8, data, path };
-    json_expect(&j, '{');
-    for (int first = 1; !json_next(&j, '}'); first = 0) {
-        if (!first) json_expect(&j, ',');
-        char* name = json_string(&j);
-        json_expect(&j, ':');
-        json_expect(&j, '{');
-        if (!strcmp(name, "__metadata__")) {
-            for (int first_pair = 1; !json_next(&j, '}'); first_pair = 0) {
-                if (!first_pair) json_expect(&j, ',');
-                s->metadata = (char**)realloc(s->metadata, (s->pairs + 1) * 2 * sizeof(char*));
-                s->metadata[2 * s->pairs] = json_string(&j);
-                json_expect(&j, ':');
-                s->metadata[2 * s->pairs + 1] = json_string(&j);
-                s->pairs++;
-            }
-            free(name);
-            continue;
-        }
-        s->entries = (Entry*)realloc(s->entries, (s->count + 1) * sizeof(Entry));
-        Entry* e = &s->entries[s->count++];
-        memset(e, 0, sizeof *e);
-        if (strlen(name) >= sizeof e->name) json_die(&j, "a name of more than 63 letters");
-        strcpy(e->name, name);
-        size_t count = 1, start = 0, end = 0;
-        for (int first_field = 1; !json_next(&j, '}'); first_field = 0) {
-            if (!first_field) json_expect(&j, ',');
-            char* field = json_string(&j);
-            json_expect(&j, ':');
-            if (!strcmp(field, "dtype")) {
-                char* dtype = json_string(&j);
-                snprintf(e->dtype, sizeof e->dtype, "%s", dtype);
-                free(dtype);
-            } else if (!strcmp(field, "shape")) {
-                json_expect(&j, '[');
-                for (; !json_next(&j, ']'); e->ndim++) {
-                    if (e->ndim == 4) json_die(&j, "a tensor of more than 4 dimensions");
-                    if (e->ndim) json_expect(&j, ',');
-                    size_t n = e->shape[e->ndim] = json_number(&j);
-                    if (n && count > SIZE_MAX / 8 / n) json_die(&j, "a shape too large for any memory");
-                    count *= n;
-                }
-            } else if (!strcmp(field, "data_offsets")) {
-                json_expect(&j, '[');
-                start = json_number(&j);
-                json_expect(&j, ',');
-                end = json_number(&j);
-                json_expect(&j, ']');
-            } else json_die(&j, "an unknown field");
-            free(field);
-        }
-        size_t width = !strcmp(e->dtype, "F64") || !strcmp(e->dtype, "I64") ? 8 : !strcmp(e->dtype, "F32") || !strcmp(e->dtype, "I32") ? 4
-                     : !strcmp(e->dtype, "BF16") || !strcmp(e->dtype, "F16") ? 2 : 0;
-        if (!width) die("%s: tensor %s has dtype '%s', not one of F64 F32 F16 BF16 I64 I32", path, name, e->dtype);
-        if (start > end || end > data_bytes) die("%s is cut off: tensor %s ends at byte %zu of %zu", path, name, end, data_bytes);
-        e->bytes = end - start;
-        if (e->bytes != count * width) die("%s: tensor %s has %zu bytes, its shape asks for %zu", path, name, e->bytes, count * width);
-        e->data = data + start;
-        free(name);
-    }
-    json_next(&j, '\0');
-    while (j.at < j.end && *j.at == ' ') j.at++;
-    if (j.at != j.end) json_die(&j, "something after the last brace");
-}
-
-static void safetensors_free(SafeTensors* s) {
-    for (int i = 0; i < 2 * s->pairs; i++) free(s->metadata[i]);
-    free(s->metadata); free(s->entries); free(s->bytes); free(s->path);
-    memset(s, 0, sizeof *s);
-}
-
-// The value of a metadata key, or NULL.
-static const char* safetensors_metadata(const SafeTensors* s, const char* key) {
-    for (int i = 0; i < s->pairs; i++) if (!strcmp(s->metadata[2 * i], key)) return s->metadata[2 * i + 1];
-    return NULL;
-}
-
-// Copies tensor `name` to out; dies if it is missing or not of this shape (cols 0: one dimension).
-static void safetensors_copy(const SafeTensors* s, const char* name, float* out, size_t rows, size_t cols) {
-    const Entry* e = NULL;
-    for (int i = 0; i < s->count; i++) if (!strcmp(s->entries[i].name, name)) e = &s->entries[i];
-    if (!e) die("%s has no tensor '%s'", s->path, name);
-    if (strcmp(e->dtype, "F32")) die("%s: tensor %s is %s, not F32", s->path, name, e->dtype);
-    if (e->ndim != (cols ? 2 : 1) || e->shape[0] != rows || (cols && e->shape[1] != cols)) {
-        if (cols) die("%s: tensor %s is not of shape (%zu, %zu)", s->path, name, rows, cols);
-        die("%s: tensor %s is not of shape (%zu)", s->path, name, rows);
-    }
-    memcpy(out, e->data, e->bytes);
-}
-
-// A table entry for writing.
-static Entry entry(const char* prefix, const char* name, size_t rows, size_t cols, const float* data) {
-    Entry e = {};
-    snprintf(e.name, sizeof e.name, "%s%s", prefix, name);
-    strcpy(e.dtype, "F32");
-    e.ndim = cols ? 2 : 1;
-    e.shape[0] = rows;
-    e.shape[1] = cols;
-    e.bytes = rows * (cols ? cols : 1) * sizeof(float);
-    e.data = data;
-    return e;
-}
-
-// ----------------------------------------------------------------------------------------------------------------
 // sampling
 
 // Draws a token from softmax(logits / temperature) over the top_k largest logits (0: all; ties with the k-th stay in).
 // temperature 0: the largest logit. logits, scratch (V).
-static int sample_token(const float* logits, float* scratch, int V, double temperature, int top_k, uint64_t* rng) {
+static int sample_token(const real* logits, real* scratch, int V, double temperature, int top_k, uint64_t* rng) {
     int best = 0;
     for (int v = 1; v < V; v++) if (logits[v] > logits[best]) best = v;
     if (temperature == 0) return best;
-    float floor = -INFINITY;
+    real floor = -INFINITY;
     if (top_k > 0 && top_k < V) {               // the k-th largest, by quickselect
-        memcpy(scratch, logits, V * sizeof(float));
+        memcpy(scratch, logits, V * sizeof(real));
         for (int lo = 0, hi = V - 1; lo < hi;) {
-            float pivot = scratch[(lo + hi) / 2];
+            real pivot = scratch[(lo + hi) / 2];
             int i = lo, j = hi;
             while (i <= j) {
                 while (scratch[i] > pivot) i++;
                 while (scratch[j] < pivot) j--;
-                if (i <= j) { float x = scratch[i]; scratch[i++] = scratch[j]; scratch[j--] = x; }
+                if (i <= j) { real x = scratch[i]; scratch[i++] = scratch[j]; scratch[j--] = x; }
             }
             if (top_k - 1 <= j) hi = j; else if (top_k - 1 >= i) lo = i; else break;
         }
@@ -1637,12 +1388,12 @@ static int sample_token(const float* logits, float* scratch, int V, double tempe
 static void generate(Model* m, const Tokenizer* tok, const char* prompt, int length, double temperature, int top_k, uint64_t seed) {
     int V = m->config.vocab, *ids = NULL;
     size_t count = 0;
-    float* scratch = (float*)allocate(V * sizeof(float), "sampling");
+    real* scratch = (real*)allocate(V * sizeof(real), "sampling");
     if (tok) count = tokenizer_encode(tok, prompt, strlen(prompt), &ids);
     if (tok) fputs(prompt, stdout);
     model_reset(&m->step, NULL);
     int start = tok && tokenizer_eot(tok) >= 0 ? tokenizer_eot(tok) : '\n' < V ? '\n' : 0;
-    const float* logits = count ? NULL : model_step(m, start < V ? start : 0);
+    const real* logits = count ? NULL : model_step(m, start < V ? start : 0);
     for (size_t i = 0; i < count; i++) logits = model_step(m, ids[i]);
     for (int i = 0; i < length; i++) {
         int token = sample_token(logits, scratch, V, temperature, top_k, &seed);
@@ -1658,7 +1409,7 @@ static void generate(Model* m, const Tokenizer* tok, const char* prompt, int len
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// options: one table drives parsing, --help, presets and what a checkpoint remembers
+// options
 
 static struct {
     Config config;
@@ -1668,12 +1419,8 @@ static struct {
     double lr, min_lr, weight_decay, clip, temperature;
 } opt;
 
-// kind: i integer, f number, s text, e one of the words in `word`, b a flag that takes nothing.
-// keep: what a checkpoint does with it. M: part of the model. D: of the data's order; --resume insists on the same.
-//       R: --resume takes it over unless it is given anew. Blank: not kept.
-// set:  0 default, 1 by the preset, 2 on the command line, 3 by a checkpoint.
-typedef struct { const char* name; char kind, keep; void* value; double low, high; const char *word, *normal, *help; int set; } Option;
-static Option options[] = {
+// Every flag of the command line: where its value goes, how --resume treats it, its range, default and meaning (dev/options.h).
+static Option option_table[] = {
     {"preset",       's', ' ', &opt.preset, 0, 0, "NAME", "", "sizes of a published model; see the list below", 0},
     {"plan",         'b', ' ', &opt.plan, 0, 0, "", "", "print parameters, bytes and FLOPs, and stop", 0},
     {"train",        's', 'R', &opt.train, 0, 0, "FILES", "", "token file, or a glob of shards ('data/x/train*.bin')", 0},
@@ -1716,162 +1463,22 @@ static Option options[] = {
     {"error",        'e', 'M', &opt.config.error, 0, 0, "off|on", "on", "levels see prediction errors, or the level below", 0},
     {"stateful",     'b', 'D', &opt.config.stateful, 0, 0, "", "", "carry the state from batch to batch", 0},
 };
-enum { OPTION_COUNT = sizeof options / sizeof *options };
 
 // Sizes of the paper [its batch x seq is 16,384 tokens a step; learning rates are our choice], and one for a laptop.
-static const struct { const char *name, *flags, *help; } presets[] = {
+static const Preset presets[] = {
     {"harmonic-28m",  "--vocab 50257 --channels 256 --layers 1 --batch 16 --seq 1024 --steps 4000", "the paper's model: 27,965,952 parameters"},
     {"harmonic-13m",  "--vocab 50257 --channels 128 --layers 1 --batch 16 --seq 1024 --steps 4000", "C = 128: 13,425,920 parameters"},
     {"harmonic-60m",  "--vocab 50257 --channels 512 --layers 1 --batch 16 --seq 1024 --steps 4000", "C = 512: 60,388,352 parameters"},
     {"harmonic-tiny", "--vocab 256 --channels 128 --layers 1 --batch 8 --seq 256 --steps 600 --lr 3e-3", "bytes, a minute on a laptop"},
 };
-enum { PRESET_COUNT = sizeof presets / sizeof *presets };
-
-// The number of the word in "a|b|c", or -1.
-static int word_index(const char* words, const char* word) {
-    size_t n = strlen(word);
-    for (int i = 0;; i++) {
-        size_t k = strcspn(words, "|");
-        if (k == n && !strncmp(words, word, n)) return i;
-        if (!words[k]) return -1;
-        words += k + 1;
-    }
-}
-
-// An option's value as text, as a command line would give it.
-static void option_text(const Option* o, char* out, size_t size) {
-    if (o->kind == 'i' || o->kind == 'b') snprintf(out, size, "%d", *(int*)o->value);
-    if (o->kind == 'f') snprintf(out, size, "%.17g", *(double*)o->value);
-    if (o->kind == 's') snprintf(out, size, "%s", *(const char**)o->value);
-    if (o->kind == 'e') {
-        const char* w = o->word;
-        for (int i = *(int*)o->value; i > 0; i--) w += strcspn(w, "|") + 1;
-        snprintf(out, size, "%.*s", (int)strcspn(w, "|"), w);
-    }
-}
-
-// Sets an option from text; dies with what it would take, naming where the text came from.
-static void option_set(Option* o, const char* text, int set, const char* source) {
-    char* end;
-    errno = 0;
-    if (o->kind == 's') *(const char**)o->value = strdup(text);
-    if (o->kind == 'i' || o->kind == 'f' || o->kind == 'b') {
-        double x = strtod(text, &end);
-        if (o->kind == 'b') { o->low = 0; o->high = 1; }
-        if (end == text || *end) die("%s--%s takes a number, not '%s'", source, o->name, text);
-        if (o->kind != 'f' && x != floor(x)) die("%s--%s takes a whole number, not '%s'", source, o->name, text);
-        if (!(x >= o->low && x <= o->high)) die("%s--%s takes %.9g to %.9g, not '%s'", source, o->name, o->low, o->high, text);
-        if (o->kind == 'f') *(double*)o->value = x; else *(int*)o->value = (int)x;
-    }
-    if (o->kind == 'e') {
-        int i = word_index(o->word, text);
-        if (i < 0) die("%s--%s takes one of %s, not '%s'", source, o->name, o->word, text);
-        *(int*)o->value = i;
-    }
-    o->set = set;
-}
-
-static Option* option_find(const char* name) {
-    for (int i = 0; i < OPTION_COUNT; i++) if (!strcmp(options[i].name, name)) return &options[i];
-    return NULL;
-}
-
-// The number of letters to insert, delete or change between two words (Levenshtein), for "did you mean".
-static int distance(const char* a, const char* b) {
-    int row[64], n = (int)smin(strlen(b), 63);
-    for (int j = 0; j <= n; j++) row[j] = j;
-    for (int i = 0; a[i]; i++) {
-        int corner = row[0];
-        row[0] = i + 1;
-        for (int j = 0; j < n; j++) {
-            int best = corner + (a[i] != b[j]);
-            corner = row[j + 1];
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (corner + 1 < best) best = corner + 1;
-            row[j + 1] = best;
-        }
-    }
-    return row[n];
-}
-
-static void help(const char* program) {
-    printf("usage: %s [--preset NAME] [flags]\n\n", program);
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        const Option* o = &options[i];
-        char left[80];
-        snprintf(left, sizeof left, "--%s %s", o->name, o->word);
-        printf("  %-36s %s", left, o->help);
-        if (o->normal[0]) printf(" (%s)", o->normal);
-        printf("\n");
-    }
-    printf("\npresets:\n");
-    for (int i = 0; i < PRESET_COUNT; i++) printf("  %-14s %s\n                 %s\n", presets[i].name, presets[i].help, presets[i].flags);
-}
-
-// Defaults, then the preset, then the command line.
-static void options_parse(int argc, char** argv) {
-    for (int i = 0; i < OPTION_COUNT; i++) option_set(&options[i], options[i].kind == 'b' ? "0" : options[i].normal, 0, "");
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) { help(argv[0]); exit(0); }
-        Option* o = !strncmp(argv[i], "--", 2) ? option_find(argv[i] + 2) : NULL;
-        if (!o) {
-            int near = 0;
-            const char* word = argv[i] + strspn(argv[i], "-");
-            for (int k = 1; k < OPTION_COUNT; k++) if (distance(word, options[k].name) < distance(word, options[near].name)) near = k;
-            die("unknown flag '%s'; did you mean --%s? (--help lists all)", argv[i], options[near].name);
-        }
-        if (o->kind != 'b' && i + 1 == argc) die("--%s needs a value: %s", o->name, o->word);
-        option_set(o, o->kind == 'b' ? "1" : argv[++i], 2, "");
-    }
-    if (!opt.preset[0]) return;
-    int k = 0;
-    while (k < PRESET_COUNT && strcmp(presets[k].name, opt.preset)) k++;
-    if (k == PRESET_COUNT) {
-        int near = 0;
-        for (k = 1; k < PRESET_COUNT; k++) if (distance(opt.preset, presets[k].name) < distance(opt.preset, presets[near].name)) near = k;
-        die("unknown preset '%s'; did you mean %s? (--help lists all)", opt.preset, presets[near].name);
-    }
-    char *flags = strdup(presets[k].flags), *name;
-    for (char* rest = flags; (name = strtok_r(rest, " ", &rest));) {
-        Option* o = option_find(name + 2);
-        const char* value = strtok_r(rest, " ", &rest);
-        if (o->set == 0) option_set(o, value, 1, "preset: ");
-    }
-    free(flags);
-}
-
-// Takes over what a checkpoint remembers: the model always, and all of the run with `resume`. A flag that contradicts
-// what cannot change is an error.
-static void options_adopt(const SafeTensors* s, int resume) {
-    const char* model = safetensors_metadata(s, "model");
-    if (!model || strcmp(model, MODEL_NAME))
-        die("%s is not a checkpoint of this program: its metadata says model '%s', not '" MODEL_NAME "'", s->path, model ? model : "");
-    Text source = {};
-    text_add(&source, "%s: ", s->path);
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        Option* o = &options[i];
-        const char* kept = safetensors_metadata(s, o->name);
-        if (o->keep == ' ' || (!resume && o->keep != 'M' && strcmp(o->name, "tokenizer"))) continue;
-        if (!kept) die("%s does not say its --%s", s->path, o->name);
-        char given[4096];
-        option_text(o, given, sizeof given);
-        int fixed = o->keep == 'M' || o->keep == 'D';
-        if (fixed && o->set == 2 && strcmp(given, kept))
-            die("%s has --%s %s, not %s%s", s->path, o->name, kept, given, o->keep == 'D' ? " (a new run from its weights: --init)" : "");
-        if (o->keep == 'M' && o->set == 1 && strcmp(given, kept))
-            die("%s has --%s %s, the preset %s: leave --preset out", s->path, o->name, kept, given);
-        if (o->set < 2) option_set(o, kept, 3, source.chars);
-    }
-    free(source.chars);
-}
 
 // ----------------------------------------------------------------------------------------------------------------
 // checkpoints: weights under the table's names, adam_m.NAME, adam_v.NAME, carried states, and in the metadata every
 // option, the step, and where the data stands. Enough to go on to the same bits as without the interruption.
 
 // A copy of n device numbers in host memory, to be freed.
-static float* host_copy(const float* device, size_t n, const char* what) {
-    float* host = (float*)allocate(n * sizeof(float), what);
+static real* host_copy(const real* device, size_t n, const char* what) {
+    real* host = (real*)allocate(n * sizeof(real), what);
     device_read(host, device, n);
     return host;
 }
@@ -1879,9 +1486,9 @@ static float* host_copy(const float* device, size_t n, const char* what) {
 // Writes path; returns 0, or an errno with the file as it was before.
 static int checkpoint_save(const Model* m, const DataLoader* data, int step, const char* path) {
     const Table* tables[4] = { &m->table, &m->table, &m->table, &m->acts.states };
-    const float* memories[4] = { m->param_memory, m->adam_m, m->adam_v, m->acts.state_memory };
+    const real* memories[4] = { m->param_memory, m->adam_m, m->adam_v, m->acts.state_memory };
     const char* prefixes[4] = { "", "adam_m.", "adam_v.", "state." };
-    float* host[4] = {};
+    real* host[4] = {};
     Entry* e = (Entry*)allocate((3 * m->table.count + m->acts.states.count) * sizeof(Entry), "a checkpoint's header");
     int n = 0;
     for (int k = 0; k < (m->config.stateful ? 4 : 3); k++) {
@@ -1894,12 +1501,7 @@ static int checkpoint_save(const Model* m, const DataLoader* data, int step, con
     Text meta = {};
     text_add(&meta, "\"model\":\"" MODEL_NAME "\",\"step\":\"%d\",\"rng\":\"%llu\",\"position\":\"%llu\"", step,
              (unsigned long long)data->rng, (unsigned long long)data->position);
-    for (int i = 0; i < OPTION_COUNT; i++) if (options[i].keep != ' ') {
-        char value[4096];
-        option_text(&options[i], value, sizeof value);
-        text_add(&meta, ",\"%s\":", options[i].name);
-        text_add_json(&meta, value);
-    }
+    options_remember(&meta);
     int error = safetensors_write(path, meta.chars, e, n);
     for (int k = 0; k < 4; k++) free(host[k]);
     free(meta.chars);
@@ -1910,17 +1512,17 @@ static int checkpoint_save(const Model* m, const DataLoader* data, int step, con
 // Weights only, or with `resume` all of it: then *step and the data's place are set too (NULL otherwise).
 static void checkpoint_load(Model* m, const SafeTensors* s, int resume, int* step, DataLoader* data) {
     const Table* tables[4] = { &m->table, &m->table, &m->table, &m->acts.states };
-    float* memories[4] = { m->param_memory, m->adam_m, m->adam_v, m->acts.state_memory };
+    real* memories[4] = { m->param_memory, m->adam_m, m->adam_v, m->acts.state_memory };
     const char* prefixes[4] = { "", "adam_m.", "adam_v.", "state." };
     for (int k = 0; k < (!resume ? 1 : m->config.stateful ? 4 : 3); k++) {
-        float* host = (float*)allocate(tables[k]->total * sizeof(float), "a checkpoint");
+        real* host = (real*)allocate(tables[k]->total * sizeof(real), "a checkpoint");
         for (int i = 0; i < tables[k]->count; i++) {
             const Tensor* t = &tables[k]->tensors[i];
             char name[64];
             snprintf(name, sizeof name, "%s%s", prefixes[k], t->name);
             safetensors_copy(s, name, host + t->offset, t->shape[0], t->shape[1]);
         }
-        device_write(memories[k], host, tables[k]->total * sizeof(float));
+        device_write(memories[k], host, tables[k]->total * sizeof(real));
         free(host);
     }
     model_refresh(m);
@@ -1940,9 +1542,9 @@ static void dump(Model* m, DataLoader* data, const char* path) {
     loader_next(data);
     model_zero_grad(m);
     m->grad_scale = 1;
-    float loss = model_forward(m, data->tokens, data->targets, 1);
+    real loss = model_forward(m, data->tokens, data->targets, 1);
     model_backward(m);
-    float* logits = (float*)allocate(R * V * sizeof(float), "the dumped logits");
+    real* logits = (real*)allocate(R * V * sizeof(real), "the dumped logits");
     model_logits(m, 0, R, logits);
     Entry* e = (Entry*)allocate((2 * t->count + 4) * sizeof(Entry), "a dump's header");
     int n = 0;
@@ -1953,7 +1555,7 @@ static void dump(Model* m, DataLoader* data, const char* path) {
     e[n].ndim = 3; e[n].shape[0] = B; e[n].shape[1] = T; e[n].shape[2] = V;
     n++;
     e[n++] = entry("", "loss", 1, 0, &loss);
-    float* host[2] = { host_copy(m->param_memory, t->total, "the dumped parameters"), host_copy(m->grad_memory, t->total, "the dumped gradients") };
+    real* host[2] = { host_copy(m->param_memory, t->total, "the dumped parameters"), host_copy(m->grad_memory, t->total, "the dumped gradients") };
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < t->count; i++)
             e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1], host[k] + t->tensors[i].offset);
@@ -1974,7 +1576,7 @@ static void dump(Model* m, DataLoader* data, const char* path) {
 static double evaluate(Model* m, DataLoader* val, size_t batches, double* accuracy) {
     size_t counted = 0, correct = 0;
     double total = 0;
-    float* kept = host_copy(m->acts.state_memory, m->acts.states.total, "the carried state");
+    real* kept = host_copy(m->acts.state_memory, m->acts.states.total, "the carried state");
     if (val->num_batches && (batches == 0 || batches > val->num_batches)) batches = val->num_batches;
     loader_restart(val);
     for (size_t k = 0; k < batches; k++) {
@@ -1985,7 +1587,7 @@ static double evaluate(Model* m, DataLoader* val, size_t batches, double* accura
         counted += m->counted;
         correct += m->correct;
     }
-    device_write(m->acts.state_memory, kept, m->acts.states.total * sizeof(float));
+    device_write(m->acts.state_memory, kept, m->acts.states.total * sizeof(real));
     free(kept);
     *accuracy = counted ? (double)correct / counted : 0;
     return counted ? total / counted : 0;
@@ -2069,7 +1671,7 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
     if (!resumed && (access(log_path.chars, F_OK) == 0 || access(model_path.chars, F_OK) == 0))
         die("%s already holds a run: choose another --out, go on with --resume %s, or delete it", opt.out, model_path.chars);
     struct statvfs disk;
-    size_t needed = 3 * m->table.total * sizeof(float);
+    size_t needed = 3 * m->table.total * sizeof(real);
     if (opt.save_every >= 0 && statvfs(opt.out, &disk) == 0 && (double)disk.f_bavail * disk.f_frsize < needed)
         die("%s has no room for a checkpoint of %.0f MB (--save-every -1 trains without)", opt.out, needed / 1e6);
     FILE* log_file = log_open(log_path.chars, resumed, done);
@@ -2157,7 +1759,7 @@ static void open_data(DataLoader* d, const char* files, int mode, uint64_t seed)
 
 #ifndef TESTING
 int main(int argc, char** argv) {
-    options_parse(argc, argv);
+    options_parse(option_table, sizeof option_table / sizeof *option_table, presets, sizeof presets / sizeof *presets, argc, argv);
     // what to do, from what is given
     Config* c = &opt.config;
     const char* source = opt.resume[0] ? opt.resume : opt.init;
@@ -2166,9 +1768,9 @@ int main(int argc, char** argv) {
     if ((opt.eval || opt.generate) && !source[0]) die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
     if (source[0]) {
         safetensors_read(&file, source);
-        options_adopt(&file, opt.resume[0] != 0);
+        options_adopt(&file, MODEL_NAME, opt.resume[0] != 0);
         Option* out = option_find("out");
-        char* slash = (char*)strrchr(opt.resume, '/');
+        const char* slash = strrchr(opt.resume, '/');
         if (opt.resume[0] && out->set == 0) { opt.out = strdup(slash ? opt.resume : "."); if (slash) ((char*)opt.out)[slash - opt.resume] = '\0'; }
     }
     int training = !opt.eval && !opt.generate;
@@ -2179,7 +1781,7 @@ int main(int argc, char** argv) {
     if ((double)opt.batch * opt.seq > INT32_MAX) die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches", opt.batch, opt.seq);
     if (opt.task && (opt.train[0] || opt.val[0])) die("--task generates its sequences: leave --train and --val out, or --task");
     if (opt.task && c->stateful) die("--stateful needs a text that goes on; the sequences of --task stand alone");
-    if (c->stateful && opt.batches == 0 && option_find("batches")->set == 2) die("--stateful reads contiguous streams: --batches random contradicts it");
+    if (c->stateful && opt.batches == 0 && option_given("batches")) die("--stateful reads contiguous streams: --batches random contradicts it");
     if (opt.prompt[0] && !opt.tokenizer[0]) die("--prompt needs a --tokenizer to turn it into tokens");
     if (training && !opt.plan && !opt.train[0] && !opt.task) die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
     if (opt.eval && !opt.val[0] && !opt.task) die("--eval needs --val FILES");
@@ -2218,7 +1820,6 @@ int main(int argc, char** argv) {
     model_init(&m, opt.seed);
     int done = 0;
     if (source[0]) checkpoint_load(&m, &file, opt.resume[0] != 0, &done, &data);
-    safetensors_free(&file);
     if (done > opt.steps) die("%s is at step %d, past --steps %d", source, done, opt.steps);
 
     if (opt.generate) {
@@ -2246,6 +1847,7 @@ int main(int argc, char** argv) {
     loader_free(&data);
     loader_free(&val);
     if (tok) tokenizer_free(&tokenizer);
+    if (source[0]) safetensors_free(&file);
     model_free(&m);
     return 0;
 }
