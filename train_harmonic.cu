@@ -150,12 +150,12 @@ static void* device_allocate(size_t bytes, const char* what) {
     return p;
 }
 
-// Host <- device, converted to float, and the ways between. They wait until the GPU has done all earlier work.
-static void device_read(float* host, const float* device, size_t n) { cudaCheck(cudaMemcpy(host, device, n * sizeof(float), cudaMemcpyDeviceToHost)); }
-static void device_read(float* host, const __nv_bfloat16* device, size_t n) {
-    __nv_bfloat16* raw = (__nv_bfloat16*)malloc(n * sizeof(__nv_bfloat16));
-    if (!raw) die("not enough memory: %.1f MB to read from the GPU", 2e-6 * n);
-    cudaCheck(cudaMemcpy(raw, device, n * sizeof(__nv_bfloat16), cudaMemcpyDeviceToHost));
+// Host <- device, n numbers converted to float, and the ways between. They wait until the GPU has done all earlier work.
+template <typename F>
+static void device_read(float* host, const F* device, size_t n) {
+    F* raw = sizeof(F) == sizeof(float) ? (F*)host : (F*)allocate(n * sizeof(F), "numbers of the GPU");
+    cudaCheck(cudaMemcpy(raw, device, n * sizeof(F), cudaMemcpyDeviceToHost));
+    if ((void*)raw == (void*)host) return;
     for (size_t i = 0; i < n; i++) host[i] = (float)raw[i];
     free(raw);
 }
@@ -222,8 +222,7 @@ __device__ float fast_tanh(float x) { return 1 - 2 * __fdividef(1.0f, 1 + fast_e
 // ----------------------------------------------------------------------------------------------------------------
 // matrix product
 
-static cudaDataType_t type_of(const float*) { return CUDA_R_32F; }
-static cudaDataType_t type_of(const __nv_bfloat16*) { return CUDA_R_16BF; }
+template <typename F> static cudaDataType_t type_of(const F*) { return sizeof(F) == 2 ? CUDA_R_16BF : CUDA_R_32F; }
 
 // C(M,N) = alpha op(A)(M,K) op(B)(K,N) + beta C, with sums over k in float. op is the transpose where ta or tb is set.
 // All matrices are row by row, with lda, ldb, ldc numbers from one row to the next. cuBLAS thinks in columns: to it each
