@@ -273,24 +273,27 @@ static int sort_rows(int* order, int* first, const int* tokens, size_t rows, siz
     return distinct;
 }
 
-// dwte[token] += scale * sum of dx over its rows. One block per distinct token; a thread owns a channel and adds in order.
+// dwte[token] += scale * sum of dx over its rows. A block takes one token and 32 channels, and sums its rows: a lane a channel, so that a
+// warp reads 32 neighbours; 8 warps take every 8th row each, and warp 0 adds the 8.
 __global__ void embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const int* first, const float* dx, float scale, int C) {
+    __shared__ float part[8][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.y * 32 + lane;
     int begin = first[blockIdx.x], end = first[blockIdx.x + 1];
-    float* d = dwte + (size_t)tokens[order[begin]] * C;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        float sum = 0;
-        for (int k = begin; k < end; k++) sum += dx[(size_t)order[k] * C + c];
-        d[c] += scale * sum;
-    }
+    float sum = 0;
+    if (c < C) for (int k = begin + warp; k < end; k += 8) sum += dx[(size_t)order[k] * C + c];
+    part[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || c >= C) return;
+    for (int w = 1; w < 8; w++) sum += part[w][lane];
+    dwte[(size_t)tokens[order[begin]] * C + c] += scale * sum;
 }
 static void embedding_backward(float* dwte, const int* tokens, const int* order, const int* first, int distinct, const float* dx, float scale, size_t C) {
-    embedding_backward_kernel<<<distinct, 256>>>(dwte, tokens, order, first, dx, scale, (int)C);
+    embedding_backward_kernel<<<dim3(distinct, blocks(C, 32)), 256>>>(dwte, tokens, order, first, dx, scale, (int)C);
     cudaCheck(cudaGetLastError());
 }
 
-// Sums over all rows, in two stages. A block takes 32 columns and one of `splits` equal pieces of the rows: its 8 warps take
-// every 8th row each (a lane a column, so that a warp reads 32 neighbours), and warp 0 adds the 8. Then one thread
-// per column adds the pieces in order.
+// Sums over all rows, in two stages. A block takes 32 columns and one of `splits` equal pieces of the rows, and sums them as
+// above; then one thread per column adds the pieces in order.
 enum { SPLITS = 128 };
 static size_t split_count(size_t rows) { return smin(SPLITS, (rows + 63) / 64); }
 

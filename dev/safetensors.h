@@ -252,7 +252,8 @@ static void safetensors_copy(const SafeTensors* s, const char* name, real* out, 
 
 // An entry for writing: a tensor of `rows` x `cols` (cols 0: one dimension) named prefix + name.
 static Entry entry(const char* prefix, const char* name, size_t rows, size_t cols, const real* data) {
-    Entry e = {0};
+    Entry e;
+    memset(&e, 0, sizeof e);
     snprintf(e.name, sizeof e.name, "%s%s", prefix, name);
     strcpy(e.dtype, sizeof(real) == 4 ? "F32" : "F64");
     e.ndim = cols ? 2 : 1;
