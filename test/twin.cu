@@ -305,7 +305,7 @@ static void set_parameters(Ref* r, Model* m) {
 static void set_states(Ref* r, Model* m) {
     float* p;
     size_t n;
-    for (int i = 0; (p = ref_state(r, 0, i, &n)); i++) {
+    for (int i = 0; (p = ref_state(r, 0, i, &n)) != NULL; i++) {
         float* x = random_array(n, 0.3);
         memcpy(p, x, n * sizeof(float));
         device_write(m->acts.state_memory + m->acts.states.tensors[i].offset, x, n * sizeof(float));
@@ -317,7 +317,7 @@ static double compare_states(Ref* r, Model* m, int step) {
     double top = 0;
     float* p;
     size_t n;
-    for (int i = 0; (p = ref_state(r, step, i, &n)); i++) {
+    for (int i = 0; (p = ref_state(r, step, i, &n)) != NULL; i++) {
         float* x = read_all(a->state_memory + a->states.tensors[i].offset, n);
         top = worst(distance_of(x, p, n) / norm_of(p, n), top);
         free(x);
