@@ -8,22 +8,25 @@
 // stays as nvcc sees it. This is a model of what a GPU does, not of how long it takes:
 //   - every thread of a block is a fiber; __syncthreads and warp collectives really rendezvous, and a rendezvous that
 //     cannot happen is reported with kernel, thread and line instead of hanging;
-//   - CUDA_ON_CPU_ORDER=forward|reverse|SEED chooses the order of blocks, and of threads between two rendezvous. A missing
-//     barrier shows as a result that depends on it: run each test in forward, reverse and two seeds, demand the same bits;
+//   - CUDA_ON_CPU_ORDER=forward|reverse|SEED chooses the order of blocks, and of threads between two rendezvous. A
+//     missing barrier shows as a result that depends on it: run each test in forward, reverse and two seeds, and demand
+//     the same bits;
 //   - memory nobody wrote (global and shared) holds NaNs;
-//   - device memory is closed to host code, each allocation ends at a guard page, and what the rounding to 16 bytes leaves
-//     between the two is checked after each launch; a freed address is never used again;
-//   - the 16-byte accesses that fault on a GPU when misaligned are caught by -fsanitize=alignment, an index beyond a static
-//     shared array by -fsanitize=bounds;
+//   - device memory is closed to host code, each allocation ends at closed pages, and what the rounding to 16 bytes
+//     leaves between the two is checked after each launch; a freed address is never used again;
+//   - vector accesses that fault on a GPU when misaligned are caught by g++'s -fsanitize=alignment (clang's does not
+//     look at structs), an index beyond a static shared array by -fsanitize=bounds;
 //   - CUDA_ON_CPU_MEMORY=BYTES caps device memory, so that a failed cudaMalloc can be tested.
-// Data races: compile with `-c -fsanitize=thread`, link *without* it. The compiler then calls a hook at every access, and
-// the hooks here (not libtsan's) know threads, blocks and barriers: two threads or two blocks that touch one byte, at least
-// one writing, with nothing between them that orders the two, are reported, also where each order gives the right result.
-// These builds also check every access against the allocation's exact size. About ten times slower.
+// Data races: compile with `-c -fsanitize=thread`, link *without* it. The compiler then calls a hook at every access,
+// and the hooks here (not libtsan's) know threads, blocks and barriers. Two threads or blocks that touch one byte, at
+// least one writing, with nothing between them that orders the two, are reported, also where every order happens to
+// give the right result. These builds also check each access against the allocation's exact size. Ten times slower.
+// A plain access beside another block's atomic is a race here: counters that hand over work between blocks are refused.
 //
-// What it cannot show: speed, coalescing, registers, cuBLAS's and cuFFT's own rounding, what really concurrent blocks do.
-// The subset of CUDA: launches on one line, `kernel<T><<<...>>>(...)` with the template's arguments written out; one
-// `extern __shared__ T x[];`; no cooperative groups, PTX, textures, dynamic parallelism, __activemask. Linux, one GPU.
+// What it cannot show: speed, coalescing, registers, the rounding of the real cuBLAS and cuFFT, and what blocks do that
+// really run at once. The subset of CUDA: launches on one line, `kernel<T><<<...>>>(...)` with the template's arguments
+// written out; `extern __shared__ T x[];`; no cooperative groups, PTX, textures, dynamic parallelism, __activemask.
+// One GPU, of sm_80's limits. Linux.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -97,9 +100,12 @@ static const int warpSize = 32;
 namespace cu {
 
 // ------------------------------------------------------------------------------------------------
-// fibers: a stack each, and a switch between them that saves what a function call must preserve
+// fibers: a stack each, and a switch between them that saves what a function call must preserve. The switch ends in a
+// jump: `ret` would be predicted to go back where it was called from, wrong each time, and cost three times as much.
 
-const size_t PAGE = 4096, STACK = 64 * 1024;        // the stack is a CUDA thread's local memory here
+const size_t STACK = 64 * 1024;                     // a thread's local memory
+static const size_t PAGE = (size_t)sysconf(_SC_PAGESIZE);
+const size_t GAP = 64 * 1024;                       // closed, behind each allocation of device memory
 
 struct Fiber {
     void* sp = nullptr;
@@ -121,7 +127,8 @@ cu_switch:
     movq %rsp, (%rdi)
     movq %rsi, %rsp
     popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
-    ret
+    popq %rcx
+    jmp *%rcx
     .size cu_switch,.-cu_switch
 )");
 #else
@@ -153,7 +160,8 @@ cu_switch:
     ldp d12, d13, [sp, #128]
     ldp d14, d15, [sp, #144]
     ldp x29, x30, [sp], #160
-    ret
+    mov x16, x30
+    br x16
     .size cu_switch,.-cu_switch
 )");
 #endif
@@ -170,11 +178,12 @@ inline void switch_fiber(Fiber* from, Fiber* to) {
 inline Fiber* new_fiber(void (*entry)()) {
     static thread_local int count = 0;
     Fiber* f = new Fiber;
-    f->stack = (char*)mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    f->stack =
+        (char*)mmap(nullptr, PAGE + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (f->stack == MAP_FAILED) { perror("cuda_on_cpu: no memory for a thread's stack"); _exit(134); }
     mprotect(f->stack, PAGE, PROT_NONE);
     // tops at different offsets in their pages: at equal ones a block's stacks would compete for a few cache lines
-    char* top = f->stack + STACK - (count++ * 192) % 4096;
+    char* top = f->stack + PAGE + STACK - (count++ * 192) % 4096;
     top -= (uintptr_t)top % 16;
 #ifdef CU_UCONTEXT
     getcontext(&f->uc);
@@ -183,12 +192,12 @@ inline Fiber* new_fiber(void (*entry)()) {
     f->uc.uc_link = nullptr;
     makecontext(&f->uc, entry, 0);
 #elif defined(__x86_64__)
-    void** sp = (void**)(top - 16);                 // `ret` jumps to entry, with the stack as after a call
+    void** sp = (void**)(top - 16);                 // cu_switch jumps to entry, with the stack as after a call
     *sp = (void*)entry;
     for (int i = 0; i < 6; i++) *--sp = nullptr;
     f->sp = sp;
 #else
-    void** sp = (void**)(top - 160);                // cu_switch's frame: x30, where `ret` jumps, is its second word
+    void** sp = (void**)(top - 160);                // cu_switch's frame: x30, where it jumps, is the second word
     memset(sp, 0, 160);
     sp[1] = (void*)entry;
     f->sp = sp;
@@ -221,8 +230,11 @@ struct Thread {
     alignas(16) char value[16], result[16];
 };
 
-struct Stamp { uint64_t block : 25, thread : 10, epoch : 12, phase : 12, atomic : 1, lanes : 1, warps : 1, blocks : 1; };
-struct Cell { Stamp writer, reader; };              // of one byte, in a race build
+// Who accessed a byte, in a race build
+struct Stamp {
+    uint64_t block : 25, thread : 10, epoch : 12, phase : 12, atomic : 1, lanes : 1, warps : 1, blocks : 1;
+};
+struct Cell { Stamp writer, reader; };
 struct Shared { char* p; size_t bytes; Cell* cells; };           // cells: in a race build
 
 struct Block {                                      // one per OS thread, used for block after block
@@ -234,8 +246,8 @@ struct Block {                                      // one per OS thread, used f
     Fiber scheduler;
     Thread* me = nullptr;                           // null outside device code
     int live = 0, votes = 0;
-    unsigned epoch = 0, id = 0;                     // barriers passed; number of the block, over all launches of a race build
-    char *dynamic_map = nullptr, *dynamic = nullptr;
+    unsigned epoch = 0, id = 0;                     // barriers passed; number over all launches, in a race build
+    char *dynamic = nullptr, *dynamic_end = nullptr;
     size_t static_bytes = 0;
     std::vector<Shared> shared;
 };
@@ -244,6 +256,8 @@ CU_QUIET inline const Launch*& launching() { static thread_local const Launch* l
 
 // Prints the fault and where it happened, and ends the program the way abort does.
 [[noreturn]] inline void fail(const char* format, ...) {
+    static std::recursive_mutex first;              // of several OS threads only one gets to speak
+    first.lock();
     Block* b = block();
     const Thread* t = b ? b->me : nullptr;
     if (b) b->me = nullptr;                         // nothing from here on is device code
@@ -254,7 +268,9 @@ CU_QUIET inline const Launch*& launching() { static thread_local const Launch* l
     vfprintf(stderr, format, args);
     va_end(args);
     if (const Launch* l = launching()) fprintf(stderr, "\n  kernel %s launched at %s:%d", l->name, l->file, l->line);
-    if (t) fprintf(stderr, ", block (%u,%u,%u), thread (%u,%u,%u)", b->idx.x, b->idx.y, b->idx.z, t->idx.x, t->idx.y, t->idx.z);
+    if (t)
+        fprintf(stderr, ", block (%u,%u,%u), thread (%u,%u,%u)", b->idx.x, b->idx.y, b->idx.z, t->idx.x, t->idx.y,
+                t->idx.z);
     fprintf(stderr, "\n");
     _exit(134);
 }
@@ -268,7 +284,8 @@ inline const Order& order() {
         if (!s || !*s || !strcmp(s, "forward")) return r;
         char* end;
         if (!strcmp(s, "reverse")) r.reverse = true;
-        else if (r.seed = strtoull(s, &end, 10), r.shuffle = true, *end) fail("CUDA_ON_CPU_ORDER=%s: forward, reverse or a number", s);
+        else if (r.seed = strtoull(s, &end, 10), r.shuffle = true, *end)
+            fail("CUDA_ON_CPU_ORDER=%s: forward, reverse or a number", s);
         return r;
     }();
     return o;
@@ -305,21 +322,24 @@ inline void wait(State s, int line, const char* file) {
 }
 
 [[noreturn]] inline void deadlock(Block* b, const char* what) {
-    fprintf(stderr, "cuda_on_cpu: %s\n", what);
-    std::map<std::tuple<std::string, int, unsigned>, std::vector<const Thread*>> places;      // file, line, mask (0: a barrier)
+    // who waits where: by file, line, mask (0: a barrier)
+    std::map<std::tuple<std::string, int, unsigned>, std::vector<const Thread*>> places;
     for (const Thread& t : b->threads)
-        if (t.state == AT_BLOCK || t.state == AT_WARP) places[{t.file, t.line, t.state == AT_WARP ? t.mask : 0}].push_back(&t);
+        if (t.state == AT_BLOCK || t.state == AT_WARP)
+            places[{t.file, t.line, t.state == AT_WARP ? t.mask : 0}].push_back(&t);
+    std::string text = what;
     for (auto& [place, threads] : places) {
         auto& [file, line, mask] = place;
         const uint3& first = threads[0]->idx;
-        fprintf(stderr, "  %zu threads from (%u,%u,%u) on at %s:%d, ", threads.size(), first.x, first.y, first.z, file.c_str(), line);
-        if (mask) fprintf(stderr, "warp collective with mask %08x\n", mask);
-        else fprintf(stderr, "__syncthreads\n");
+        char s[300], at[60] = "__syncthreads";
+        if (mask) snprintf(at, sizeof at, "warp collective with mask %08x", mask);
+        snprintf(s, sizeof s, "\n  %zu threads from (%u,%u,%u) on at %s:%d, %s", threads.size(), first.x, first.y,
+                 first.z, file.c_str(), line, at);
+        text += s;
     }
     int ended = (int)b->threads.size() - b->live;
-    if (ended) fprintf(stderr, "  %d threads have ended\n", ended);
-    b->me = nullptr;
-    fail("deadlock");
+    if (ended) text += "\n  " + std::to_string(ended) + " threads have ended";
+    fail("%s", text.c_str());
 }
 
 // Lets those lanes of warp w go whose collective is complete: every lane that the mask names waits at the same place
@@ -338,7 +358,8 @@ inline bool release_warp(Block* b, int w) {
             Thread& u = warp[j];
             if (u.state == DONE) {
                 b->me = &t;
-                fail("lane %d has exited, but the mask %08x of the warp collective at %s:%d names it", j, t.mask, t.file, t.line);
+                fail("lane %d has exited, but the mask %08x of the warp collective at %s:%d names it", j, t.mask,
+                     t.file, t.line);
             }
             complete = u.state == AT_WARP && u.mask == t.mask && u.line == t.line && u.file == t.file;
             ballot |= (unsigned)(u.vote != 0) << j;
@@ -380,15 +401,19 @@ inline bool release_block(Block* b) {
 
 inline Cell* new_cells(size_t bytes) {              // null but in a race build
 #ifdef CU_RACES
-    return (Cell*)calloc(bytes, sizeof(Cell));
+    Cell* cells = (Cell*)calloc(bytes, sizeof(Cell));
+    if (!cells) fail("out of memory");
+    return cells;
 #else
-    return bytes ? nullptr : nullptr;
+    (void)bytes;
+    return nullptr;
 #endif
 }
 inline void run_block(Block* b, uint64_t index) {
     const Launch& l = *b->launch;
     int n = (int)b->threads.size(), warps = (n + 31) / 32;
-    b->idx = {(unsigned)(index % l.grid.x), (unsigned)(index / l.grid.x % l.grid.y), (unsigned)(index / ((uint64_t)l.grid.x * l.grid.y))};
+    b->idx = {(unsigned)(index % l.grid.x), (unsigned)(index / l.grid.x % l.grid.y),
+              (unsigned)(index / ((uint64_t)l.grid.x * l.grid.y))};
     b->live = n;
     b->epoch = 0;
     b->static_bytes = 0;
@@ -427,13 +452,15 @@ inline void run_block(Block* b, uint64_t index) {
         for (int w = 0; w < warps; w++) released |= release_warp(b, w);
         if (!released && !release_block(b)) deadlock(b, "threads wait for others that never come");
     }
-    for (size_t i = l.smem; i % 16; i++) if ((unsigned char)b->dynamic[i] != 0xff) fail("write past the end of %zu bytes of dynamic shared memory", l.smem);
+    for (size_t i = l.smem; i % 16; i++)
+        if ((unsigned char)b->dynamic[i] != 0xff)
+            fail("write past the end of %zu bytes of dynamic shared memory", l.smem);
 }
 
 // ------------------------------------------------------------------------------------------------
-// Device memory: one range of addresses, of which nothing is accessible but, during a launch, a copy or a library call, the
-// allocations it uses: those that its arguments point into, and those that device code touches through other pointers (the
-// first touch faults, and on_fault opens the allocation). Pages between allocations stay closed.
+// Device memory: one range of addresses, of which nothing is accessible but, during a launch, a copy or a library call,
+// the allocations it uses: those that its arguments point into, and those that device code touches through other
+// pointers (the first touch faults, and on_fault opens the allocation). Pages between allocations stay closed.
 
 struct Allocation { char* p; size_t bytes; char* map; size_t map_bytes; bool open; };
 struct Memory {
@@ -449,7 +476,10 @@ struct Memory {
 CU_QUIET inline Memory& memory() { static Memory* m = new Memory; return *m; }
 inline long launch_count() { return memory().launches; }
 
-inline bool in_range(const void* p) { Memory& m = memory(); return m.base && (char*)p >= m.base && (char*)p < m.base + m.range; }
+inline bool in_range(const void* p) {
+    Memory& m = memory();
+    return m.base && (char*)p >= m.base && (char*)p < m.base + m.range;
+}
 inline Allocation* find(std::map<char*, Allocation>& a, const void* p) {   // the last one that starts at or before p
     auto it = a.upper_bound((char*)p);
     return it == a.begin() ? nullptr : &(--it)->second;
@@ -463,8 +493,11 @@ inline Allocation* find_allocation(const void* p, size_t n = 0) {
 // Says where an address of the range lies.
 inline const char* describe(const void* p, char* text, size_t size) {
     const Allocation *a = find(memory().live, p), *f = find(memory().freed, p);
-    if (f && (char*)p < f->p + f->bytes) snprintf(text, size, "inside %zu bytes of device memory that were freed", f->bytes);
-    else if (a && (char*)p < a->map + a->map_bytes + PAGE) snprintf(text, size, "%zu bytes past the end of a device allocation of %zu bytes", (char*)p - a->p - a->bytes, a->bytes);
+    if (f && (char*)p < f->p + f->bytes)
+        snprintf(text, size, "inside %zu bytes of device memory that were freed", f->bytes);
+    else if (a && (char*)p < a->map + a->map_bytes + GAP)
+        snprintf(text, size, "%zu bytes past the end of a device allocation of %zu bytes", (char*)p - a->p - a->bytes,
+                 a->bytes);
     else snprintf(text, size, "in device memory that nobody allocated");
     return text;
 }
@@ -472,9 +505,11 @@ inline const char* describe(const void* p, char* text, size_t size) {
 // An allocation's size is rounded up to 16 bytes, and it starts inside a page: both strips must hold their 0xff still.
 inline void check_strips(const Allocation& a) {
     for (size_t i = a.bytes; i % 16; i++)
-        if ((unsigned char)a.p[i] != 0xff) fail("something wrote past the end of a device allocation of %zu bytes", a.bytes);
+        if ((unsigned char)a.p[i] != 0xff)
+            fail("something wrote past the end of a device allocation of %zu bytes", a.bytes);
     for (const char* p = a.p - std::min((size_t)64, (size_t)(a.p - a.map)); p < a.p; p++)
-        if ((unsigned char)*p != 0xff) fail("something wrote before the start of a device allocation of %zu bytes", a.bytes);
+        if ((unsigned char)*p != 0xff)
+            fail("something wrote before the start of a device allocation of %zu bytes", a.bytes);
 }
 inline void open_allocation(Allocation* a) {
     if (!a->open) mprotect(a->map, a->map_bytes, PROT_READ | PROT_WRITE);
@@ -511,11 +546,11 @@ inline void on_fault(int signal_number, siginfo_t* info, void*) {
     if (b && b->me) {
         char* stack = b->me->fiber->stack;
         if (p >= stack && p < stack + PAGE) fail("a thread used more than %zu KB of stack", STACK / 1024);
-        if (b->dynamic && p >= b->dynamic + b->launch->smem && p < b->dynamic_map + 256 * 1024)
+        if (p >= b->dynamic_end && p < b->dynamic_end + PAGE)
             fail("access past the end of %zu bytes of dynamic shared memory", b->launch->smem);
         fail("access to invalid address %p", (void*)p);
     }
-    signal(signal_number, SIG_DFL);                 // host code's own fault: let it happen again and end the program as usual
+    signal(signal_number, SIG_DFL);                 // host code's own fault: it happens again, and ends the program
 }
 inline void install_handler() {
     static std::once_flag once;
@@ -526,7 +561,7 @@ inline void install_handler() {
         sigaction(SIGSEGV, &sa, nullptr);
         sigaction(SIGBUS, &sa, nullptr);
     });
-    static thread_local char* stack = nullptr;      // per OS thread: the handler must run even when the stack overflowed
+    static thread_local char* stack = nullptr;      // the handler's, of this OS thread: the thread's own may be full
     if (stack) return;
     stack = (char*)malloc(65536);
     stack_t ss = {};
@@ -545,7 +580,7 @@ inline void open_range() {                          // on the first cudaMalloc
     if (m.base == MAP_FAILED) fail("no address range for device memory: %s", strerror(errno));
     const char* cap = getenv("CUDA_ON_CPU_MEMORY");
     m.cap = cap ? strtoull(cap, nullptr, 10) : (size_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    m.top = PAGE;
+    m.top = GAP;
 }
 inline void* allocate(size_t bytes) {               // null when there is no room
     Memory& m = memory();
@@ -553,13 +588,14 @@ inline void* allocate(size_t bytes) {               // null when there is no roo
     if (!m.base) open_range();
     if (bytes > m.cap - m.allocated) return nullptr;
     size_t used = (bytes + 15) & ~(size_t)15, map_bytes = (used + PAGE - 1) / PAGE * PAGE;
-    if (map_bytes + PAGE > m.range - m.top) return nullptr;
+    if (map_bytes + GAP > m.range - m.top) return nullptr;
     char* map = m.base + m.top;
-    if (mmap(map, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) return nullptr;
+    if (mmap(map, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+        return nullptr;
     memset(map, 0xff, map_bytes);
-    m.top += map_bytes + PAGE;                      // a closed page follows
+    m.top += map_bytes + GAP;
     m.allocated += bytes;
-    char* p = map + map_bytes - used;               // the end meets it
+    char* p = map + map_bytes - used;               // the end meets the gap
     m.live[p] = {p, bytes, map, map_bytes, true};
     return p;
 }
@@ -568,15 +604,17 @@ inline void release(void* p) {
     DeviceAccess access;
     auto it = m.live.find((char*)p);
     if (it == m.live.end())
-        fail("cudaFree of %s", m.freed.count((char*)p) ? "memory that was freed before" : "a pointer that cudaMalloc did not return");
+        fail("cudaFree of %s",
+             m.freed.count((char*)p) ? "memory that was freed before" : "a pointer that cudaMalloc did not return");
     Allocation a = it->second;
-    if (mmap(a.map, a.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+    if (mmap(a.map, a.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
+        MAP_FAILED)
         fail("cudaFree: %s", strerror(errno));
     m.allocated -= a.bytes;
     m.freed[a.p] = a;
     m.live.erase(it);
 }
-// Opens the allocation that holds [p, p + n), or refuses a range that is not wholly inside one. `call` and `what` name it in the message.
+// Opens the allocation that holds [p, p + n); refuses a range not wholly inside one, with `call` and `what` as names.
 inline void need_device(const char* call, const char* what, const void* p, size_t n) {
     Allocation* a = find_allocation(p, n);
     if (a) return open_allocation(a);
@@ -584,7 +622,8 @@ inline void need_device(const char* call, const char* what, const void* p, size_
     a = find_allocation(p);
     if (!in_range(p)) fail("%s: %s is not device memory (%p)", call, what, p);
     if (!a) fail("%s: %s lies %s", call, what, describe(p, text, sizeof text));
-    fail("%s: %s takes %zu bytes, but the device allocation of %zu bytes ends %zu bytes after its start", call, what, n, a->bytes, a->p + a->bytes - (char*)p);
+    fail("%s: %s takes %zu bytes, but the device allocation of %zu bytes ends %zu bytes after its start", call, what, n,
+         a->bytes, a->p + a->bytes - (char*)p);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -593,29 +632,37 @@ inline void need_device(const char* call, const char* what, const void* p, size_
 
 #ifdef CU_RACES
 const bool RACES = true;
-CU_QUIET inline Cell* global_cells() {                       // 16 bytes of shadow for each byte of the range; pages appear as they are touched
-    static Cell* c = (Cell*)mmap(nullptr, memory().range * sizeof(Cell), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+CU_QUIET inline Cell* global_cells() {              // of the whole range of addresses; pages appear as they are touched
+    static Cell* c = (Cell*)mmap(nullptr, memory().range * sizeof(Cell), PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (c == MAP_FAILED) fail("no address range for the race shadow");
     return c;
 }
-CU_QUIET inline unsigned& first_block_id() { static unsigned id = 1; return id; }     // of this launch: older stamps do not count
+CU_QUIET inline unsigned& first_block_id() {        // of this launch: older stamps do not count
+    static unsigned id = 1;
+    return id;
+}
 
 CU_QUIET inline bool concurrent(Stamp a, Stamp me) {
     if (a.block < first_block_id()) return false;
     if (a.block != me.block) return true;
     return a.thread != me.thread && a.epoch == me.epoch && (a.thread / 32 != me.thread / 32 || a.phase == me.phase);
 }
-// A reader's flags: several lanes of its warp read in that phase, several warps in that epoch, several blocks in that launch.
+// A reader's flags: several lanes of its warp read in that phase, several warps in that epoch, several blocks.
 CU_QUIET inline void touch(Cell& c, Stamp me, bool write, const char* kind, const void* p) {
-    Stamp w = c.writer, r = c.reader, other = w;
+    Stamp w = c.writer, r = c.reader;
     bool launch = r.block >= first_block_id(), epoch = launch && r.block == me.block && r.epoch == me.epoch;
     bool warp = epoch && r.thread / 32 == me.thread / 32, phase = warp && r.phase == me.phase;
-    const char* what = nullptr;
-    if (concurrent(w, me) && !(w.atomic && me.atomic)) what = write ? "both write" : "one writes, one reads";
-    else if (write && (concurrent(r, me) || (launch && r.blocks) || (epoch && r.warps) || (phase && r.lanes))) what = "one reads, one writes", other = r;
-    if (what && (other.block != me.block || (launch && r.blocks)))
-        fail("race: two blocks of one launch touch %s address %p, %s", kind, p, what);
-    if (what) fail("race: threads %d and %d of a block touch %s address %p with no barrier between, %s", (int)other.thread, (int)me.thread, kind, p, what);
+    bool with_writer = concurrent(w, me) && !(w.atomic && me.atomic);
+    bool with_reader = write && (concurrent(r, me) || (launch && r.blocks) || (epoch && r.warps) || (phase && r.lanes));
+    if (with_writer || with_reader) {
+        const char* what = with_writer ? write ? "both write" : "one writes, one reads" : "one reads, one writes";
+        Stamp other = with_writer ? w : r;
+        if (other.block != me.block || (!with_writer && r.blocks))
+            fail("race: two blocks of one launch touch %s address %p, %s", kind, p, what);
+        fail("race: threads %d and %d of a block touch %s address %p with no barrier between, %s",
+             (int)other.thread, (int)me.thread, kind, p, what);
+    }
     if (write) { c.writer = me; return; }
     me.blocks = launch && (r.blocks || r.block != me.block);
     me.warps = epoch && (r.warps || !warp);
@@ -629,7 +676,8 @@ CU_QUIET inline void on_access(const void* address, size_t n, bool write, bool a
     Thread* t = b->me;
     Memory& m = memory();
     Stamp me;
-    me.block = b->id, me.thread = t->index, me.epoch = b->epoch, me.phase = t->phase, me.atomic = atomic, me.lanes = me.warps = me.blocks = 0;
+    me.block = b->id, me.thread = t->index, me.epoch = b->epoch, me.phase = t->phase, me.atomic = atomic,
+    me.lanes = me.warps = me.blocks = 0;
     if (m.base && p >= m.base && p < m.base + m.range) {
         struct Known { uint64_t launch; char *lo, *hi; };
         static thread_local Known known[64];        // allocations found in this launch, by the address's page
@@ -639,7 +687,9 @@ CU_QUIET inline void on_access(const void* address, size_t n, bool write, bool a
             const Allocation* q = find_allocation(p, n);
             b->me = t;
             char text[200];
-            if (!q) fail("%s of %zu bytes %s", write ? "write" : "read", n, describe(p + (find_allocation(p) ? n - 1 : 0), text, sizeof text));
+            if (!q)
+                fail("%s of %zu bytes %s", write ? "write" : "read", n,
+                     describe(p + (find_allocation(p) ? n - 1 : 0), text, sizeof text));
             a.launch = b->launch->number + 1, a.lo = q->p, a.hi = q->p + q->bytes;
         }
         Cell* c = global_cells() + (p - m.base);
@@ -665,30 +715,30 @@ inline void on_access(const void*, size_t, bool, bool = false) {}
 
 #ifdef CU_RACES
 // What the compiler calls. Host code calls them too, and on_access leaves at once.
-#define CU_HOOK extern "C" __attribute__((used, weak)) CU_QUIET void
-#define CU_SIZE(N)                                                                           \
-    CU_HOOK __tsan_read##N(void* p) { cu::on_access(p, N, false); }                          \
-    CU_HOOK __tsan_write##N(void* p) { cu::on_access(p, N, true); }                          \
-    CU_HOOK __tsan_unaligned_read##N(void* p) { cu::on_access(p, N, false); }                \
-    CU_HOOK __tsan_unaligned_write##N(void* p) { cu::on_access(p, N, true); }
+#define CU_HOOK extern "C" __attribute__((used, weak)) CU_QUIET
+#define CU_SIZE(N)                                                                    \
+    CU_HOOK void __tsan_read##N(void* p) { cu::on_access(p, N, false); }              \
+    CU_HOOK void __tsan_write##N(void* p) { cu::on_access(p, N, true); }              \
+    CU_HOOK void __tsan_unaligned_read##N(void* p) { cu::on_access(p, N, false); }    \
+    CU_HOOK void __tsan_unaligned_write##N(void* p) { cu::on_access(p, N, true); }
 CU_SIZE(1) CU_SIZE(2) CU_SIZE(4) CU_SIZE(8) CU_SIZE(16)
-CU_HOOK __tsan_read_range(void* p, unsigned long n) { cu::on_access(p, n, false); }
-CU_HOOK __tsan_write_range(void* p, unsigned long n) { cu::on_access(p, n, true); }
-CU_HOOK __tsan_vptr_update(void*, void*) {}
-CU_HOOK __tsan_vptr_read(void*) {}
-CU_HOOK __tsan_func_entry(void*) {}
-CU_HOOK __tsan_func_exit() {}
-CU_HOOK __tsan_init() {}
-CU_HOOK __tsan_atomic_thread_fence(int) {}
+CU_HOOK void __tsan_read_range(void* p, unsigned long n) { cu::on_access(p, n, false); }
+CU_HOOK void __tsan_write_range(void* p, unsigned long n) { cu::on_access(p, n, true); }
+CU_HOOK void __tsan_vptr_update(void*, void*) {}
+CU_HOOK void __tsan_vptr_read(void*) {}
+CU_HOOK void __tsan_func_entry(void*) {}
+CU_HOOK void __tsan_func_exit() {}
+CU_HOOK void __tsan_init() {}
+CU_HOOK void __tsan_atomic_thread_fence(int) {}
 // Atomics of host code (device code's are in cu::atomic, which calls no hook)
-#define CU_ATOMIC(BITS, T)                                                                                            \
-    extern "C" __attribute__((used, weak)) CU_QUIET T __tsan_atomic##BITS##_load(const volatile T* p, int) { return __atomic_load_n(p, 5); }                   \
-    extern "C" __attribute__((used, weak)) CU_QUIET T __tsan_atomic##BITS##_exchange(volatile T* p, T v, int) { return __atomic_exchange_n(p, v, 5); }         \
-    extern "C" __attribute__((used, weak)) CU_QUIET T __tsan_atomic##BITS##_fetch_add(volatile T* p, T v, int) { return __atomic_fetch_add(p, v, 5); }         \
-    CU_HOOK __tsan_atomic##BITS##_store(volatile T* p, T v, int) { __atomic_store_n(p, v, 5); }                       \
-    extern "C" __attribute__((used, weak)) CU_QUIET T __tsan_atomic##BITS##_compare_exchange_val(volatile T* p, T c, T v, int, int) {                          \
-        __atomic_compare_exchange_n(p, &c, v, false, 5, 5);                                                           \
-        return c;                                                                                                     \
+#define CU_ATOMIC(BITS, T)                                                                                        \
+    CU_HOOK T __tsan_atomic##BITS##_load(const volatile T* p, int) { return __atomic_load_n(p, 5); }             \
+    CU_HOOK void __tsan_atomic##BITS##_store(volatile T* p, T v, int) { __atomic_store_n(p, v, 5); }             \
+    CU_HOOK T __tsan_atomic##BITS##_exchange(volatile T* p, T v, int) { return __atomic_exchange_n(p, v, 5); }   \
+    CU_HOOK T __tsan_atomic##BITS##_fetch_add(volatile T* p, T v, int) { return __atomic_fetch_add(p, v, 5); }   \
+    CU_HOOK T __tsan_atomic##BITS##_compare_exchange_val(volatile T* p, T c, T v, int, int) {                    \
+        __atomic_compare_exchange_n(p, &c, v, false, 5, 5);                                                       \
+        return c;                                                                                                 \
     }
 CU_ATOMIC(8, unsigned char) CU_ATOMIC(32, unsigned) CU_ATOMIC(64, unsigned long)
 #endif
@@ -697,16 +747,26 @@ namespace cu {
 // ------------------------------------------------------------------------------------------------
 // launches
 
-const size_t SMEM = 48 * 1024, SMEM_OPT_IN = 163 * 1024;       // per block, on the oldest GPU we aim at (sm_80)
+// Shared memory per block on the oldest GPU we aim at (sm_80), and what is mapped for it
+const size_t SMEM = 48 * 1024, SMEM_OPT_IN = 163 * 1024, SMEM_MAP = 256 * 1024;
 
+struct Launching {                                  // while one lives, a fault on this OS thread names this launch
+    const Launch* before;
+    Launching(const Launch* l) : before(launching()) { launching() = l; }
+    ~Launching() { launching() = before; }
+};
 inline void run(Launch& l) {
     Memory& m = memory();
     l.number = m.launches++;
     uint64_t blocks = (uint64_t)l.grid.x * l.grid.y * l.grid.z;
     size_t n = (size_t)l.dim.x * l.dim.y * l.dim.z;
-    if (n == 0 || n > 1024 || l.dim.x > 1024 || l.dim.y > 1024 || l.dim.z > 64 || blocks == 0 || l.grid.x > 0x7fffffff || l.grid.y > 65535 || l.grid.z > 65535)
-        fail("invalid launch: grid (%u,%u,%u), block (%u,%u,%u)", l.grid.x, l.grid.y, l.grid.z, l.dim.x, l.dim.y, l.dim.z);
-    if (l.smem > l.smem_limit) fail("%zu bytes of dynamic shared memory, the limit is %zu (cudaFuncSetAttribute raises it up to %zu)", l.smem, l.smem_limit, SMEM_OPT_IN);
+    if (n == 0 || n > 1024 || l.dim.x > 1024 || l.dim.y > 1024 || l.dim.z > 64 || blocks == 0 ||
+        l.grid.x > 0x7fffffff || l.grid.y > 65535 || l.grid.z > 65535)
+        fail("invalid launch: grid (%u,%u,%u), block (%u,%u,%u)", l.grid.x, l.grid.y, l.grid.z, l.dim.x, l.dim.y,
+             l.dim.z);
+    if (l.smem > l.smem_limit)
+        fail("%zu bytes of dynamic shared memory, the limit is %zu (cudaFuncSetAttribute raises it up to %zu)", l.smem,
+             l.smem_limit, SMEM_OPT_IN);
     std::vector<uint32_t> sequence;
     uint64_t rng = order().seed ^ l.number << 32;
     if (order().shuffle) {
@@ -723,25 +783,23 @@ inline void run(Launch& l) {
     first_block_id() = next_id;
     next_id += blocks;
 #endif
-    #pragma omp parallel if (blocks > 1 && blocks * n >= 2048 && !RACES)     // a small launch is not worth waking a team
+    #pragma omp parallel if (blocks > 1 && blocks * n >= 2048 && !RACES)    // a small launch is not worth a team
     {
         if (!block()) block() = new Block;
         Block* b = block();
         install_handler();
-        const Launch* before = launching();
-        launching() = &l;
+        Launching scope(&l);
         b->launch = &l;
         b->threads.resize(n);
         b->order.resize(n);
-        if (l.smem) {                               // the dynamic part ends at a closed page
-            const size_t size = 256 * 1024;
-            if (!b->dynamic_map) {
-                b->dynamic_map = (char*)mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-                if (b->dynamic_map == MAP_FAILED) fail("no shared memory: %s", strerror(errno));
-                mprotect(b->dynamic_map + size - PAGE, PAGE, PROT_NONE);
-            }
-            b->dynamic = b->dynamic_map + size - PAGE - ((l.smem + 15) & ~(size_t)15);
+        if (!b->dynamic_end) {                      // dynamic shared memory ends at a closed page
+            char* map = (char*)mmap(nullptr, SMEM_MAP, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (map == MAP_FAILED) fail("no shared memory: %s", strerror(errno));
+            b->dynamic_end = map + SMEM_MAP - PAGE;
+            mprotect(b->dynamic_end, PAGE, PROT_NONE);
         }
+        b->dynamic = b->dynamic_end - ((l.smem + 15) & ~(size_t)15);
         #pragma omp for schedule(dynamic)
         for (uint64_t k = 0; k < blocks; k++) {
             uint64_t index = order().shuffle ? sequence[k] : order().reverse ? blocks - 1 - k : k;
@@ -751,7 +809,6 @@ inline void run(Launch& l) {
             run_block(b, index);
         }
         b->launch = nullptr;
-        launching() = before;
     }
 }
 
@@ -760,8 +817,8 @@ template <class T> void check_argument(int i, T v) {
         char text[200];
         if (!v) return;
         if (Allocation* a = find_allocation((const void*)v)) return open_allocation(a);
-        if (!in_range((const void*)v)) fail("argument %d is a pointer to host memory", i + 1);
-        fail("argument %d points %s", i + 1, describe((const void*)v, text, sizeof text));
+        if (!in_range((const void*)v)) fail("argument %d is a pointer to host memory", i);
+        fail("argument %d points %s", i, describe((const void*)v, text, sizeof text));
     }
 }
 template <class... P> struct Kernel {               // what kernel<<<...>>> becomes; calling it launches
@@ -769,32 +826,27 @@ template <class... P> struct Kernel {               // what kernel<<<...>>> beco
     Launch l;
     void operator()(std::common_type_t<P>... args) {
         install_handler();
-        launching() = &l;
-        {
+        Launching scope(&l);
         DeviceAccess access;
         int i = 0;
-        (check_argument(i++, args), ...);
+        (check_argument(++i, args), ...);
         (void)i;
         auto call = [&, this] { f(args...); };
         l.body = [](void* c) { (*(decltype(call)*)c)(); };
         l.arg = &call;
         run(l);
-        }
-        launching() = nullptr;
     }
 };
 template <class... P>
-Kernel<P...> bind(void (*f)(P...), const char* name, const char* file, int line, dim3 grid, dim3 dim, size_t smem = 0, const void* = nullptr) {
+Kernel<P...> bind(void (*f)(P...), const char* name, const char* file, int line, dim3 grid, dim3 dim, size_t smem = 0,
+                  const void* = nullptr) {
     auto& opt_in = memory().smem_opt_in;
     auto it = opt_in.find((const void*)f);
-    return {f, {name, file, line, grid, dim, smem, it == opt_in.end() ? SMEM : (size_t)it->second, nullptr, nullptr, 0}};
+    size_t limit = it == opt_in.end() ? SMEM : (size_t)it->second;
+    return {f, {name, file, line, grid, dim, smem, limit, nullptr, nullptr, 0}};
 }
 
-inline void* dynamic_shared() {
-    Block* b = block();
-    if (b->launch->smem == 0) fail("the kernel uses dynamic shared memory, the launch gives it none");
-    return b->dynamic;
-}
+inline void* dynamic_shared() { return block()->dynamic; }
 // A static __shared__ variable: the first thread of a block that gets here poisons it.
 inline void declare_shared(void* p, size_t bytes) {
     Block* b = block();
@@ -806,13 +858,16 @@ inline void declare_shared(void* p, size_t bytes) {
     b->me = me;
     b->static_bytes += bytes;
     if (b->static_bytes > SMEM || b->static_bytes + b->launch->smem > std::max(SMEM, b->launch->smem_limit))
-        fail("%zu bytes of static and %zu of dynamic shared memory are more than a block may have", b->static_bytes, b->launch->smem);
+        fail("%zu bytes of static and %zu of dynamic shared memory are more than a block may have", b->static_bytes,
+             b->launch->smem);
 }
 
-// Warp collectives: leave value, vote and whose value is wanted; take result and ballot when all lanes of the mask came.
+// Warp collectives: leave value, vote and whose value is wanted; take result and ballot once all the mask's lanes came.
 inline Thread* collective(unsigned mask, int source, int vote, int line, const char* file) {
     Thread* t = block()->me;
-    if (!(mask >> (t->index % 32) & 1)) fail("%s:%d: lane %d calls a warp collective whose mask %08x does not name it", file, line, t->index % 32, mask);
+    if (!(mask >> (t->index % 32) & 1))
+        fail("%s:%d: lane %d calls a warp collective whose mask %08x does not name it", file, line, t->index % 32,
+             mask);
     t->mask = mask;
     t->source = source;
     t->vote = vote;
@@ -882,13 +937,19 @@ template <class T, class F> CU_QUIET T atomic(T* p, F f) {
 } // namespace cu
 template <class T, class U> T atomicAdd(T* p, U v) { return cu::atomic(p, [=](T x) -> T { return x + (T)v; }); }
 template <class T, class U> T atomicSub(T* p, U v) { return cu::atomic(p, [=](T x) -> T { return x - (T)v; }); }
-template <class T, class U> T atomicMin(T* p, U v) { return cu::atomic(p, [=](T x) -> T { return (T)v < x ? (T)v : x; }); }
-template <class T, class U> T atomicMax(T* p, U v) { return cu::atomic(p, [=](T x) -> T { return x < (T)v ? (T)v : x; }); }
+template <class T, class U> T atomicMin(T* p, U v) {
+    return cu::atomic(p, [=](T x) -> T { return (T)v < x ? (T)v : x; });
+}
+template <class T, class U> T atomicMax(T* p, U v) {
+    return cu::atomic(p, [=](T x) -> T { return x < (T)v ? (T)v : x; });
+}
 template <class T, class U> T atomicAnd(T* p, U v) { return cu::atomic(p, [=](T x) -> T { return x & (T)v; }); }
 template <class T, class U> T atomicOr(T* p, U v) { return cu::atomic(p, [=](T x) -> T { return x | (T)v; }); }
 template <class T, class U> T atomicXor(T* p, U v) { return cu::atomic(p, [=](T x) -> T { return x ^ (T)v; }); }
 template <class T, class U> T atomicExch(T* p, U v) { return cu::atomic(p, [=](T) -> T { return (T)v; }); }
-template <class T, class U, class V> T atomicCAS(T* p, U compare, V v) { return cu::atomic(p, [=](T x) -> T { return x == (T)compare ? (T)v : x; }); }
+template <class T, class U, class V> T atomicCAS(T* p, U compare, V v) {
+    return cu::atomic(p, [=](T x) -> T { return x == (T)compare ? (T)v : x; });
+}
 
 template <class T> T __ldg(const T* p) { return *p; }
 template <class T> T __ldcs(const T* p) { return *p; }
@@ -896,10 +957,10 @@ template <class T> T __ldcg(const T* p) { return *p; }
 template <class T> void __stcs(T* p, T v) { *p = v; }
 template <class T> void __stcg(T* p, T v) { *p = v; }
 
-// min and max of two integers or of two floating-point numbers (nvcc refuses one of each); of floats the one that is not NaN
+// min and max of two integers or of two floating-point numbers (nvcc refuses one of each); of floats the one not NaN
 template <class A, class B>
-using cu_common = std::enable_if_t<(std::is_integral<A>::value && std::is_integral<B>::value) ||
-                                   (std::is_floating_point<A>::value && std::is_floating_point<B>::value), std::common_type_t<A, B>>;
+using cu_common = std::enable_if_t<std::is_arithmetic<A>::value && std::is_arithmetic<B>::value &&
+                                   std::is_integral<A>::value == std::is_integral<B>::value, std::common_type_t<A, B>>;
 template <class A, class B> cu_common<A, B> min(A a, B b) {
     cu_common<A, B> x = a, y = b;
     return x != x ? y : y < x ? y : x;
@@ -939,9 +1000,20 @@ inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
-inline unsigned __brev(unsigned x) { unsigned r = 0; for (int i = 0; i < 32; i++) r |= (x >> i & 1) << (31 - i); return r; }
+inline unsigned __brev(unsigned x) {
+    unsigned r = 0;
+    for (int i = 0; i < 32; i++) r |= (x >> i & 1) << (31 - i);
+    return r;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
-namespace cu { template <class T, class F> T bits(F f) { static_assert(sizeof(T) == sizeof(F), ""); T t; memcpy(&t, &f, sizeof t); return t; } }
+namespace cu {
+template <class T, class F> T bits(F f) {
+    static_assert(sizeof(T) == sizeof(F), "");
+    T t;
+    memcpy(&t, &f, sizeof t);
+    return t;
+}
+}  // namespace cu
 inline int __float_as_int(float f) { return cu::bits<int>(f); }
 inline unsigned __float_as_uint(float f) { return cu::bits<unsigned>(f); }
 inline float __int_as_float(int i) { return cu::bits<float>(i); }
@@ -986,7 +1058,9 @@ CU_BF16(+, __hadd) CU_BF16(-, __hsub) CU_BF16(*, __hmul) CU_BF16(/, __hdiv)
 CU_BF16_COMPARE(==) CU_BF16_COMPARE(!=) CU_BF16_COMPARE(<) CU_BF16_COMPARE(>) CU_BF16_COMPARE(<=) CU_BF16_COMPARE(>=)
 inline __nv_bfloat16 operator-(__nv_bfloat16 a) { return -(float)a; }
 inline __nv_bfloat16 __hfma(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) { return fmaf(a, b, c); }
-inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; }
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+    return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)};
+}
 inline __nv_bfloat16 __float2bfloat16(float f) { return f; }
 inline __nv_bfloat16 __float2bfloat16_rn(float f) { return f; }
 inline __nv_bfloat16 __double2bfloat16(double d) { return d; }
@@ -1011,11 +1085,16 @@ enum cudaError_t {
     cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInvalidConfiguration = 9,
     cudaErrorNoDevice = 100, cudaErrorInvalidDevice = 101, cudaErrorNotReady = 600, cudaErrorUnknown = 999
 };
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault
+};
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
 enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxSharedMemoryPerBlock = 8, cudaDevAttrWarpSize = 10, cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrMaxThreadsPerMultiProcessor = 39, cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxSharedMemoryPerBlock = 8, cudaDevAttrWarpSize = 10,
+    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+    cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 struct cudaDeviceProp {                             // fields that CUDA 13 still has
@@ -1026,7 +1105,8 @@ struct cudaDeviceProp {                             // fields that CUDA 13 still
 };
 typedef struct CUstream_st { int unused; }* cudaStream_t;
 typedef struct CUevent_st { std::chrono::steady_clock::time_point time; bool recorded; }* cudaEvent_t;
-enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
+enum { cudaEventDefault = 0, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
 
 namespace cu {
 inline cudaError_t result(cudaError_t e) { if (e != cudaSuccess) memory().last_error = e; return e; }
@@ -1092,12 +1172,21 @@ template <class T> cudaError_t cudaMallocHost(T** out, size_t bytes, unsigned = 
 }
 template <class T> cudaError_t cudaHostAlloc(T** out, size_t bytes, unsigned) { return cudaMallocHost(out, bytes); }
 inline cudaError_t cudaFreeHost(void* p) { free(p); return cudaSuccess; }
-inline cudaError_t cudaMemcpy(void* to, const void* from, size_t n, cudaMemcpyKind k) { return cu::copy("cudaMemcpy", to, from, n, k); }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind k, cudaStream_t = 0) { return cu::copy("cudaMemcpyAsync", to, from, n, k); }
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t n, cudaMemcpyKind k) {
+    return cu::copy("cudaMemcpy", to, from, n, k);
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind k, cudaStream_t = 0) {
+    return cu::copy("cudaMemcpyAsync", to, from, n, k);
+}
 inline cudaError_t cudaMemset(void* p, int value, size_t n) { return cu::set("cudaMemset", p, value, n); }
-inline cudaError_t cudaMemsetAsync(void* p, int value, size_t n, cudaStream_t = 0) { return cu::set("cudaMemsetAsync", p, value, n); }
-template <class T> cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t n, size_t offset = 0, cudaMemcpyKind = cudaMemcpyHostToDevice) {
-    if (offset > sizeof(T) || n > sizeof(T) - offset) cu::fail("cudaMemcpyToSymbol: %zu bytes at %zu into a symbol of %zu", n, offset, sizeof(T));
+inline cudaError_t cudaMemsetAsync(void* p, int value, size_t n, cudaStream_t = 0) {
+    return cu::set("cudaMemsetAsync", p, value, n);
+}
+template <class T>
+cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t n, size_t offset = 0,
+                               cudaMemcpyKind = cudaMemcpyHostToDevice) {
+    if (offset > sizeof(T) || n > sizeof(T) - offset)
+        cu::fail("cudaMemcpyToSymbol: %zu bytes at %zu into a symbol of %zu", n, offset, sizeof(T));
     memcpy((char*)&symbol + offset, from, n);
     return cudaSuccess;
 }
@@ -1157,8 +1246,13 @@ inline cudaError_t cudaFuncSetAttribute(const void* f, cudaFuncAttribute a, int 
     cu::memory().smem_opt_in[f] = value;
     return cudaSuccess;
 }
-template <class... P> cudaError_t cudaFuncSetAttribute(void (*f)(P...), cudaFuncAttribute a, int value) { return cudaFuncSetAttribute((const void*)f, a, value); }
-template <class F> cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F, int, size_t) { *blocks = 2; return cudaSuccess; }
+template <class... P> cudaError_t cudaFuncSetAttribute(void (*f)(P...), cudaFuncAttribute a, int value) {
+    return cudaFuncSetAttribute((const void*)f, a, value);
+}
+template <class F> cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F, int, size_t) {
+    *blocks = 2;
+    return cudaSuccess;
+}
 
 inline cudaError_t cudaStreamCreate(cudaStream_t* s) { *s = new CUstream_st(); return cudaSuccess; }
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return cudaStreamCreate(s); }
@@ -1168,7 +1262,11 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) 
 inline cudaError_t cudaEventCreate(cudaEvent_t* e) { *e = new CUevent_st(); return cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return cudaEventCreate(e); }
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) { delete e; return cudaSuccess; }
-inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = 0) { e->time = std::chrono::steady_clock::now(); e->recorded = true; return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t = 0) {
+    e->time = std::chrono::steady_clock::now();
+    e->recorded = true;
+    return cudaSuccess;
+}
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t a, cudaEvent_t b) {
@@ -1180,27 +1278,37 @@ inline cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t a, cudaEvent_t b)
 // ------------------------------------------------------------------------------------------------
 // cuBLAS: C = alpha op(A) op(B) + beta C, column-major, fp32 or bf16, always accumulated in fp32 in one fixed order
 
-enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1, CUBLAS_STATUS_ALLOC_FAILED = 3, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_EXECUTION_FAILED = 13, CUBLAS_STATUS_NOT_SUPPORTED = 15 };
+enum cublasStatus_t {
+    CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1, CUBLAS_STATUS_ALLOC_FAILED = 3,
+    CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_EXECUTION_FAILED = 13, CUBLAS_STATUS_NOT_SUPPORTED = 15
+};
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1, CUBLAS_OP_C = 2 };
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 typedef cudaDataType_t cudaDataType;
-enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_PEDANTIC = 69, CUBLAS_COMPUTE_32F_FAST_16F = 74, CUBLAS_COMPUTE_32F_FAST_16BF = 75, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
+enum cublasComputeType_t {
+    CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_PEDANTIC = 69, CUBLAS_COMPUTE_32F_FAST_16F = 74,
+    CUBLAS_COMPUTE_32F_FAST_16BF = 75, CUBLAS_COMPUTE_32F_FAST_TF32 = 77
+};
 enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99 };
-enum cublasMath_t { CUBLAS_DEFAULT_MATH = 0, CUBLAS_TENSOR_OP_MATH = 1, CUBLAS_PEDANTIC_MATH = 2, CUBLAS_TF32_TENSOR_OP_MATH = 3, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION = 16 };
+enum cublasMath_t {
+    CUBLAS_DEFAULT_MATH = 0, CUBLAS_TENSOR_OP_MATH = 1, CUBLAS_PEDANTIC_MATH = 2, CUBLAS_TF32_TENSOR_OP_MATH = 3,
+    CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION = 16
+};
 typedef struct cublasContext { cublasMath_t math; }* cublasHandle_t;
 
 namespace cu {
 typedef float float4v __attribute__((vector_size(16)));
 
-// Panels of W rows of op(X), k running slowest: out[panel][k][row], rows past the end zero. Element (row, k) is x[row rs + k ks].
-template <int W, class T> CU_QUIET void pack(float* out, const T* x, size_t rows, size_t depth, size_t rs, size_t ks, bool tf32) {
+// Panels of W rows of op(X): out[panel][k][row], rows past the end zero. Element (row, k) is x[row rs + k ks].
+template <int W, class T>
+CU_QUIET void pack(float* out, const T* x, size_t rows, size_t depth, size_t rs, size_t ks, bool tf32) {
     #pragma omp parallel for if (rows * depth > 1 << 16)
     for (size_t panel = 0; panel < (rows + W - 1) / W; panel++) {
         for (size_t k = 0; k < depth; k++) {
             for (size_t w = 0; w < W; w++) {
                 size_t r = panel * W + w;
                 float v = r < rows ? (float)x[r * rs + k * ks] : 0.0f;
-                if (tf32) v = bits<float>((bits<uint32_t>(v) + 0x1000) & 0xffffe000);       // 10 bits of mantissa
+                if (tf32 && isfinite(v)) v = bits<float>((bits<uint32_t>(v) + 0x1000) & 0xffffe000);  // 10-bit mantissa
                 out[(panel * depth + k) * W + w] = v;
             }
         }
@@ -1222,7 +1330,8 @@ CU_QUIET inline void tile(float* out, const float* a, const float* b, size_t dep
     memcpy(out, sum, sizeof sum);
 }
 template <class TA, class TC>
-CU_QUIET void gemm(bool ta, bool tb, size_t m, size_t n, size_t depth, float alpha, const TA* A, size_t lda, const TA* B, size_t ldb, float beta, TC* C, size_t ldc, bool tf32) {
+CU_QUIET void gemm(size_t m, size_t n, size_t depth, float alpha, const TA* A, size_t lda, bool ta,
+                   const TA* B, size_t ldb, bool tb, float beta, TC* C, size_t ldc, bool tf32) {
     size_t rows = (m + 7) / 8, columns = (n + 3) / 4;
     float* a = (float*)aligned_alloc(64, (rows * 8 * depth * 4 + 63) & ~(size_t)63);
     float* b = (float*)aligned_alloc(64, (columns * 4 * depth * 4 + 63) & ~(size_t)63);
@@ -1237,7 +1346,8 @@ CU_QUIET void gemm(bool ta, bool tb, size_t m, size_t n, size_t depth, float alp
             for (size_t jj = 0; jj < std::min((size_t)4, n - j * 4); jj++) {
                 for (size_t ii = 0; ii < std::min((size_t)8, m - i * 8); ii++) {
                     TC* c = &C[(j * 4 + jj) * ldc + i * 8 + ii];
-                    *c = (TC)(alpha * acc[jj * 8 + ii] + (beta != 0.0f ? beta * (float)*c : 0.0f));   // beta = 0: C is not read
+                    float old = beta != 0.0f ? beta * (float)*c : 0.0f;         // with beta = 0, C is not read
+                    *c = (TC)(alpha * acc[jj * 8 + ii] + old);
                 }
             }
         }
@@ -1246,77 +1356,105 @@ CU_QUIET void gemm(bool ta, bool tb, size_t m, size_t n, size_t depth, float alp
     free(b);
 }
 
-inline size_t check_matrix(const char* call, const char* name, const void* p, size_t rows, size_t cols, int ld, long long stride, int batch, size_t element) {
-    if (ld < (long long)rows) fail("%s: the leading dimension of %s, %d, is less than its %zu rows", call, name, ld, rows);
-    if (batch > 1 && stride < 0) fail("%s: the stride of %s is negative", call, name);
-    size_t bytes = ((size_t)(batch - 1) * (size_t)stride + (cols - 1) * (size_t)ld + rows) * element;
-    need_device(call, name, p, bytes);
+struct Operand { const void* p; cudaDataType type; int ld; long long stride; cublasOperation_t op; };
+inline size_t check_operand(const char* call, const char* name, const Operand& x, size_t rows, size_t cols, int batch) {
+    if (x.ld < (long long)rows)
+        fail("%s: the leading dimension of %s, %d, is less than its %zu rows", call, name, x.ld, rows);
+    if (batch > 1 && x.stride < 0) fail("%s: the stride of %s is negative", call, name);
+    size_t elements = (size_t)(batch - 1) * (size_t)x.stride + (cols - 1) * (size_t)x.ld + rows;
+    size_t bytes = elements * (x.type == CUDA_R_16BF ? 2 : 4);
+    need_device(call, name, x.p, bytes);
     return bytes;
 }
-inline cublasStatus_t gemm_any(const char* call, cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void* alpha_p,
-                               const void* A, cudaDataType_t type_a, int lda, long long stride_a, const void* B, cudaDataType_t type_b, int ldb, long long stride_b,
-                               const void* beta_p, void* C, cudaDataType_t type_c, int ldc, long long stride_c, int batch, cublasComputeType_t compute) {
+inline cublasStatus_t gemm_any(const char* call, cublasHandle_t h, int m, int n, int k, const void* alpha_p, Operand A,
+                               Operand B, const void* beta_p, Operand C, int batch, cublasComputeType_t compute) {
     if (!h) fail("%s: no handle", call);
-    if (m <= 0 || n <= 0 || k <= 0 || batch <= 0) fail("%s: m = %d, n = %d, k = %d, batch = %d: sizes must be positive", call, m, n, k, batch);
+    if (m <= 0 || n <= 0 || k <= 0 || batch <= 0)
+        fail("%s: m = %d, n = %d, k = %d, batch = %d: sizes must be positive", call, m, n, k, batch);
     if (in_range(alpha_p) || in_range(beta_p)) fail("%s: alpha and beta must be host pointers", call);
-    bool bf16 = type_a == CUDA_R_16BF, c_bf16 = type_c == CUDA_R_16BF;
-    if (type_a != type_b || (!bf16 && type_a != CUDA_R_32F) || (!c_bf16 && type_c != CUDA_R_32F) || (!bf16 && c_bf16))
+    bool bf16 = A.type == CUDA_R_16BF, c_bf16 = C.type == CUDA_R_16BF, fp32 = A.type == CUDA_R_32F,
+         c_fp32 = C.type == CUDA_R_32F;
+    if (A.type != B.type || !((fp32 && c_fp32) || (bf16 && (c_bf16 || c_fp32))))
         fail("%s: types must be fp32 for all, or bf16 for A and B with bf16 or fp32 for C", call);
-    if (compute < CUBLAS_COMPUTE_32F || compute > CUBLAS_COMPUTE_32F_FAST_TF32) fail("%s: the compute type must be one of CUBLAS_COMPUTE_32F", call);
+    if (compute < CUBLAS_COMPUTE_32F || compute > CUBLAS_COMPUTE_32F_FAST_TF32)
+        fail("%s: the compute type must be one of CUBLAS_COMPUTE_32F", call);
     DeviceAccess access;
-    bool at = ta != CUBLAS_OP_N, bt = tb != CUBLAS_OP_N;
-    size_t ea = bf16 ? 2 : 4, ec = c_bf16 ? 2 : 4;
-    size_t bytes_a = check_matrix(call, "A", A, at ? k : m, at ? m : k, lda, stride_a, batch, ea);
-    size_t bytes_b = check_matrix(call, "B", B, bt ? n : k, bt ? k : n, ldb, stride_b, batch, ea);
-    size_t bytes_c = check_matrix(call, "C", C, m, n, ldc, stride_c, batch, ec);
-    auto meet = [&](const void* p, size_t bytes) { return (char*)p < (char*)C + bytes_c && (char*)C < (char*)p + bytes; };
-    // Batches may lie inside each other's gaps, so only the plain case can be told from an overlap
-    if (batch == 1 && (meet(A, bytes_a) || meet(B, bytes_b)) && ldc == m && lda == (at ? k : m) && ldb == (bt ? n : k)) fail("%s: C overlaps A or B", call);
-    if (batch > 1 && stride_c == 0) fail("%s: every batch writes the same C", call);
+    bool ta = A.op != CUBLAS_OP_N, tb = B.op != CUBLAS_OP_N;
+    size_t bytes_a = check_operand(call, "A", A, ta ? k : m, ta ? m : k, batch);
+    size_t bytes_b = check_operand(call, "B", B, tb ? n : k, tb ? k : n, batch);
+    size_t bytes_c = check_operand(call, "C", C, m, n, batch);
+    // Columns may lie in each other's gaps (parts of one wide matrix): only without gaps is this surely an overlap
+    auto meets_c = [&](const Operand& x, size_t bytes) {
+        return (char*)x.p < (char*)C.p + bytes_c && (char*)C.p < (char*)x.p + bytes;
+    };
+    bool gaps = batch > 1 || C.ld != m || A.ld != (ta ? k : m) || B.ld != (tb ? n : k);
+    if (!gaps && (meets_c(A, bytes_a) || meets_c(B, bytes_b))) fail("%s: C overlaps A or B", call);
+    if (batch > 1 && C.stride == 0) fail("%s: every batch writes the same C", call);
     float alpha = *(const float*)alpha_p, beta = *(const float*)beta_p;
-    bool tf32 = !bf16 && (compute == CUBLAS_COMPUTE_32F_FAST_TF32 || (h->math == CUBLAS_TF32_TENSOR_OP_MATH && compute == CUBLAS_COMPUTE_32F));
+    bool tf32 = fp32 && (compute == CUBLAS_COMPUTE_32F_FAST_TF32 ||
+                         (compute == CUBLAS_COMPUTE_32F && h->math == CUBLAS_TF32_TENSOR_OP_MATH));
     for (int i = 0; i < batch; i++) {
-        const char *a = (const char*)A + (size_t)i * stride_a * ea, *b = (const char*)B + (size_t)i * stride_b * ea;
-        char* c = (char*)C + (size_t)i * stride_c * ec;
+        size_t a = (size_t)i * A.stride, b = (size_t)i * B.stride, c = (size_t)i * C.stride;
+        auto call_gemm = [&](auto* pa, auto* pb, auto* pc) {
+            gemm(m, n, k, alpha, pa + a, A.ld, ta, pb + b, B.ld, tb, beta, pc + c, C.ld, tf32);
+        };
         typedef __nv_bfloat16 half;
-        if (!bf16) gemm(at, bt, m, n, k, alpha, (const float*)a, lda, (const float*)b, ldb, beta, (float*)c, ldc, tf32);
-        else if (!c_bf16) gemm(at, bt, m, n, k, alpha, (const half*)a, lda, (const half*)b, ldb, beta, (float*)c, ldc, false);
-        else gemm(at, bt, m, n, k, alpha, (const half*)a, lda, (const half*)b, ldb, beta, (half*)c, ldc, false);
+        if (fp32) call_gemm((const float*)A.p, (const float*)B.p, (float*)C.p);
+        else if (c_fp32) call_gemm((const half*)A.p, (const half*)B.p, (float*)C.p);
+        else call_gemm((const half*)A.p, (const half*)B.p, (half*)C.p);
     }
     return CUBLAS_STATUS_SUCCESS;
 }
 } // namespace cu
 
-inline const char* cublasGetStatusString(cublasStatus_t s) { return s == CUBLAS_STATUS_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "a cuBLAS error"; }
-inline cublasStatus_t cublasCreate(cublasHandle_t* h) { *h = new cublasContext{CUBLAS_DEFAULT_MATH}; return CUBLAS_STATUS_SUCCESS; }
+inline const char* cublasGetStatusString(cublasStatus_t s) { return s ? "a cuBLAS error" : "CUBLAS_STATUS_SUCCESS"; }
+inline cublasStatus_t cublasCreate(cublasHandle_t* h) {
+    *h = new cublasContext{CUBLAS_DEFAULT_MATH};
+    return CUBLAS_STATUS_SUCCESS;
+}
 inline cublasStatus_t cublasDestroy(cublasHandle_t h) { delete h; return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasSetStream(cublasHandle_t, cudaStream_t) { return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasSetMathMode(cublasHandle_t h, cublasMath_t m) { h->math = m; return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasSetWorkspace(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasSgemm(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const float* alpha, const float* A, int lda,
-                                  const float* B, int ldb, const float* beta, float* C, int ldc) {
-    return cu::gemm_any("cublasSgemm", h, ta, tb, m, n, k, alpha, A, CUDA_R_32F, lda, 0, B, CUDA_R_32F, ldb, 0, beta, C, CUDA_R_32F, ldc, 0, 1, CUBLAS_COMPUTE_32F);
+inline cublasStatus_t cublasSgemm(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
+                                  const float* alpha, const float* A, int lda, const float* B, int ldb,
+                                  const float* beta, float* C, int ldc) {
+    return cu::gemm_any("cublasSgemm", h, m, n, k, alpha, {A, CUDA_R_32F, lda, 0, ta}, {B, CUDA_R_32F, ldb, 0, tb},
+                        beta, {C, CUDA_R_32F, ldc, 0, CUBLAS_OP_N}, 1, CUBLAS_COMPUTE_32F);
 }
-inline cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const float* alpha,
-                                                const float* A, int lda, long long stride_a, const float* B, int ldb, long long stride_b,
+inline cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m,
+                                                int n, int k, const float* alpha, const float* A, int lda,
+                                                long long stride_a, const float* B, int ldb, long long stride_b,
                                                 const float* beta, float* C, int ldc, long long stride_c, int batch) {
-    return cu::gemm_any("cublasSgemmStridedBatched", h, ta, tb, m, n, k, alpha, A, CUDA_R_32F, lda, stride_a, B, CUDA_R_32F, ldb, stride_b, beta, C, CUDA_R_32F, ldc, stride_c, batch, CUBLAS_COMPUTE_32F);
+    return cu::gemm_any("cublasSgemmStridedBatched", h, m, n, k, alpha, {A, CUDA_R_32F, lda, stride_a, ta},
+                        {B, CUDA_R_32F, ldb, stride_b, tb}, beta, {C, CUDA_R_32F, ldc, stride_c, CUBLAS_OP_N}, batch,
+                        CUBLAS_COMPUTE_32F);
 }
-inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void* alpha, const void* A, cudaDataType type_a, int lda,
-                                   const void* B, cudaDataType type_b, int ldb, const void* beta, void* C, cudaDataType type_c, int ldc, cublasComputeType_t compute, cublasGemmAlgo_t) {
-    return cu::gemm_any("cublasGemmEx", h, ta, tb, m, n, k, alpha, A, type_a, lda, 0, B, type_b, ldb, 0, beta, C, type_c, ldc, 0, 1, compute);
+inline cublasStatus_t cublasGemmEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k,
+                                   const void* alpha, const void* A, cudaDataType type_a, int lda, const void* B,
+                                   cudaDataType type_b, int ldb, const void* beta, void* C, cudaDataType type_c,
+                                   int ldc, cublasComputeType_t compute, cublasGemmAlgo_t) {
+    return cu::gemm_any("cublasGemmEx", h, m, n, k, alpha, {A, type_a, lda, 0, ta}, {B, type_b, ldb, 0, tb},
+                        beta, {C, type_c, ldc, 0, CUBLAS_OP_N}, 1, compute);
 }
-inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void* alpha,
-                                                 const void* A, cudaDataType type_a, int lda, long long stride_a, const void* B, cudaDataType type_b, int ldb, long long stride_b,
-                                                 const void* beta, void* C, cudaDataType type_c, int ldc, long long stride_c, int batch, cublasComputeType_t compute, cublasGemmAlgo_t) {
-    return cu::gemm_any("cublasGemmStridedBatchedEx", h, ta, tb, m, n, k, alpha, A, type_a, lda, stride_a, B, type_b, ldb, stride_b, beta, C, type_c, ldc, stride_c, batch, compute);
+inline cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb, int m,
+                                                 int n, int k, const void* alpha, const void* A, cudaDataType type_a,
+                                                 int lda, long long stride_a, const void* B, cudaDataType type_b,
+                                                 int ldb, long long stride_b, const void* beta, void* C,
+                                                 cudaDataType type_c, int ldc, long long stride_c, int batch,
+                                                 cublasComputeType_t compute, cublasGemmAlgo_t) {
+    return cu::gemm_any("cublasGemmStridedBatchedEx", h, m, n, k, alpha, {A, type_a, lda, stride_a, ta},
+                        {B, type_b, ldb, stride_b, tb}, beta, {C, type_c, ldc, stride_c, CUBLAS_OP_N}, batch, compute);
 }
 
 // ------------------------------------------------------------------------------------------------
-// cuFFT: one-dimensional transforms of any length, batched and strided, computed in double and rounded once. No direction
-// is normalised, and C2R destroys its input: cuFFT may, so that here it always does.
+// cuFFT: one-dimensional transforms of any length, batched and strided, computed in double and rounded once. No
+// direction is normalised, and C2R destroys its input: cuFFT may, so that here it always does.
 
-enum cufftResult_t { CUFFT_SUCCESS = 0, CUFFT_INVALID_PLAN = 1, CUFFT_ALLOC_FAILED = 2, CUFFT_INVALID_VALUE = 4, CUFFT_EXEC_FAILED = 6, CUFFT_INVALID_SIZE = 8 };
+enum cufftResult_t {
+    CUFFT_SUCCESS = 0, CUFFT_INVALID_PLAN = 1, CUFFT_ALLOC_FAILED = 2, CUFFT_INVALID_VALUE = 4, CUFFT_EXEC_FAILED = 6,
+    CUFFT_INVALID_SIZE = 8
+};
 typedef cufftResult_t cufftResult;
 enum cufftType_t { CUFFT_R2C = 0x2a, CUFFT_C2R = 0x2c, CUFFT_C2C = 0x29 };
 typedef cufftType_t cufftType;
@@ -1409,7 +1547,8 @@ inline cufftResult execute(const char* call, cufftHandle handle, cufftType type,
     need_device(call, "the input", in, ((p.batch - 1) * p.idist + (count_in - 1) * p.istride + 1) * element_in);
     need_device(call, "the output", out, ((p.batch - 1) * p.odist + (count_out - 1) * p.ostride + 1) * element_out);
     if ((uintptr_t)in % 8 || (uintptr_t)out % 8) fail("%s: input and output must be aligned to 8 bytes", call);
-    if (in == out && type != CUFFT_C2C && p.batch > 1 && p.packed) fail("%s: in place and batched needs a plan that says the padded distances", call);
+    if (in == out && type != CUFFT_C2C && p.batch > 1 && p.packed)
+        fail("%s: in place and batched needs a plan that says the padded distances", call);
     #pragma omp parallel if (p.batch * p.transform.m > 1 << 14)
     {
         std::vector<Complex> x(p.transform.m);
@@ -1441,8 +1580,9 @@ inline cufftResult execute(const char* call, cufftHandle handle, cufftType type,
 }
 } // namespace cu
 
-// inembed and onembed of a one-dimensional plan only say whether the strides count: null means packed, one after the other.
-inline cufftResult cufftPlanMany(cufftHandle* plan, int rank, int* n, int* inembed, int istride, int idist, int* onembed, int ostride, int odist, cufftType type, int batch) {
+// inembed and onembed of a one-dimensional plan only say whether the strides count: null means packed.
+inline cufftResult cufftPlanMany(cufftHandle* plan, int rank, int* n, int* inembed, int istride, int idist,
+                                 int* onembed, int ostride, int odist, cufftType type, int batch) {
     if (rank != 1) cu::fail("cufftPlanMany: only one dimension here, not %d", rank);
     if (n[0] < 1 || batch < 1) return CUFFT_INVALID_SIZE;
     if (!inembed != !onembed) cu::fail("cufftPlanMany: inembed and onembed must both be null or both be set");
@@ -1455,7 +1595,9 @@ inline cufftResult cufftPlanMany(cufftHandle* plan, int rank, int* n, int* inemb
     *plan = next++;
     return CUFFT_SUCCESS;
 }
-inline cufftResult cufftPlan1d(cufftHandle* plan, int n, cufftType type, int batch) { return cufftPlanMany(plan, 1, &n, nullptr, 1, 0, nullptr, 1, 0, type, batch); }
+inline cufftResult cufftPlan1d(cufftHandle* plan, int n, cufftType type, int batch) {
+    return cufftPlanMany(plan, 1, &n, nullptr, 1, 0, nullptr, 1, 0, type, batch);
+}
 inline cufftResult cufftDestroy(cufftHandle plan) {
     if (!cu::plans().count(plan)) return CUFFT_INVALID_PLAN;
     delete cu::plans()[plan];
@@ -1464,6 +1606,12 @@ inline cufftResult cufftDestroy(cufftHandle plan) {
 }
 inline cufftResult cufftSetStream(cufftHandle, cudaStream_t) { return CUFFT_SUCCESS; }
 inline cufftResult cufftGetSize(cufftHandle, size_t* bytes) { *bytes = 0; return CUFFT_SUCCESS; }
-inline cufftResult cufftExecR2C(cufftHandle p, cufftReal* in, cufftComplex* out) { return cu::execute("cufftExecR2C", p, CUFFT_R2C, in, out, CUFFT_FORWARD); }
-inline cufftResult cufftExecC2R(cufftHandle p, cufftComplex* in, cufftReal* out) { return cu::execute("cufftExecC2R", p, CUFFT_C2R, in, out, CUFFT_INVERSE); }
-inline cufftResult cufftExecC2C(cufftHandle p, cufftComplex* in, cufftComplex* out, int direction) { return cu::execute("cufftExecC2C", p, CUFFT_C2C, in, out, direction); }
+inline cufftResult cufftExecR2C(cufftHandle p, cufftReal* in, cufftComplex* out) {
+    return cu::execute("cufftExecR2C", p, CUFFT_R2C, in, out, CUFFT_FORWARD);
+}
+inline cufftResult cufftExecC2R(cufftHandle p, cufftComplex* in, cufftReal* out) {
+    return cu::execute("cufftExecC2R", p, CUFFT_C2R, in, out, CUFFT_INVERSE);
+}
+inline cufftResult cufftExecC2C(cufftHandle p, cufftComplex* in, cufftComplex* out, int direction) {
+    return cu::execute("cufftExecC2C", p, CUFFT_C2C, in, out, direction);
+}

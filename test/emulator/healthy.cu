@@ -84,7 +84,7 @@ __global__ void scan(float* s, const float* a, const float* b, int T) {
     }
 }
 __global__ void transpose(float* out, const float* in, int rows, int cols) {
-    __shared__ float tile[32][33];
+    __shared__ __align__(16) float tile[32][33];
     int x = blockIdx.x * 32 + threadIdx.x, y0 = blockIdx.y * 32;
     for (int j = threadIdx.y; j < 32; j += 8) if (x < cols && y0 + j < rows) tile[j][threadIdx.x] = in[(size_t)(y0 + j) * cols + x];
     __syncthreads();
@@ -109,6 +109,18 @@ __global__ void warp_tools(int* out) {
     r = r * 8 + __any_sync(FULL, l == 5) * 4 + __all_sync(FULL, l < 31) * 2 + __all_sync(FULL, l < 32);
     r = r * 1000 + __popc(odd) + __ffs((int)(odd << 4)) + __clz(l);
     out[i] = r + __shfl_xor_sync(FULL, l, 5, 8) + __syncthreads_count(l < 3) + __syncthreads_or(l == 9) + __syncthreads_and(l == 9);
+}
+// lanes hand values on through shared memory, ordered by __syncwarp alone
+__global__ void through_shared(int* out) {
+    __shared__ int x[64];
+    int v = (int)threadIdx.x;
+    for (int d = 1; d < 32; d *= 2) {
+        x[threadIdx.x] = v;
+        __syncwarp();
+        v += x[threadIdx.x ^ d];
+        __syncwarp();
+    }
+    out[threadIdx.x] = v;
 }
 // threads that have ended take no part in the barriers of the others
 __global__ void early_exit(int* out) {
@@ -225,6 +237,12 @@ int main(void) {
             bad += w[i] != r * 1000 + 16 + 6 + clz + (l ^ 5) + 6 + 1 + 0;
         }
         check(bad == 0, "shuffles, votes, bit counts, %d wrong", bad);
+        d = upload(std::vector<int>(64));
+        through_shared<<<1, 64>>>(d);
+        w = fetch(d, 64);
+        bad = 0;
+        for (int i = 0; i < 64; i++) bad += w[i] != (i < 32 ? 496 : 1520);
+        check(bad == 0, "lanes through shared memory");
         d = upload(std::vector<int>(64));
         early_exit<<<1, 200>>>(d);
         w = fetch(d, 64);

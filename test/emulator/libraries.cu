@@ -52,7 +52,8 @@ static double gemm_error(cublasHandle_t h, bool ta, bool tb, int m, int n, int k
     else s = cublasSgemmStridedBatched(h, oa, ob, m, n, k, &alpha, (float*)dA, lda, sa, (float*)dB, ldb, sb, &beta, (float*)dC, ldc, sc, batch);
     std::vector<TC> R = fetch(dC, C.size());
     cudaFree(dA), cudaFree(dB), cudaFree(dC);
-    double error = s == CUBLAS_STATUS_SUCCESS ? 0.0 : NAN, largest = 0.0;
+    double error = 0.0, largest = 0.0;
+    bool bad = s != CUBLAS_STATUS_SUCCESS;
     std::vector<char> seen(C.size());
     for (int b = 0; b < batch; b++) {
         for (int j = 0; j < n; j++) {
@@ -69,8 +70,8 @@ static double gemm_error(cublasHandle_t h, bool ta, bool tb, int m, int n, int k
             }
         }
     }
-    for (size_t i = 0; i < C.size(); i++) if (!seen[i] && memcmp(&C[i], &R[i], sizeof(TC)) != 0) error = NAN;
-    return error / largest;
+    for (size_t i = 0; i < C.size(); i++) bad |= !seen[i] && memcmp(&C[i], &R[i], sizeof(TC)) != 0;
+    return bad ? NAN : error / largest;
 }
 
 static void test_gemm(void) {
@@ -127,7 +128,8 @@ static void dft(std::vector<double>& re, std::vector<double>& im, int sign) {
     }
     re = r, im = m;
 }
-// One length in three batches, packed or with strides. Errors relative to the largest value of the result.
+// One length in three batches, packed or with strides. The largest error relative to the
+// largest value, or NaN when a gap was written.
 static double fft_error(int n, cufftType type, int direction, bool strided) {
     int batch = 3, bins = n / 2 + 1, count_in = type == CUFFT_C2R ? bins : n, count_out = type == CUFFT_R2C ? bins : n;
     int is = strided ? 2 : 1, os = strided ? 3 : 1, id = count_in * is + (strided ? 2 : 0), od = count_out * os + (strided ? 1 : 0);
@@ -150,14 +152,17 @@ static double fft_error(int n, cufftType type, int direction, bool strided) {
     std::vector<float2> o = fetch(dout, total_out), used = fetch(di, total_in);
     std::vector<float> ro = fetch(dro, total_out);
     cudaFree(di), cudaFree(dout), cudaFree(dri), cudaFree(dro);
-    double error = made == CUFFT_SUCCESS && ran == CUFFT_SUCCESS ? 0.0 : NAN, largest = 0.0;
+    double error = 0.0, largest = 0.0;
+    bool bad = made != CUFFT_SUCCESS || ran != CUFFT_SUCCESS;
     for (int b = 0; b < batch; b++) {
         std::vector<double> re(n), im(n);
         for (int i = 0; i < count_in; i++) {
             size_t at = (size_t)(b * id + i * is);
             re[i] = real_in ? rin[at] : in[at].x;
             im[i] = real_in ? 0.0 : in[at].y;
-            if (real_out && used[at].x == used[at].x) error = NAN;      // C2R's input must not be counted on
+#ifdef CUDA_ON_CPU
+            bad |= real_out && used[at].x == in[at].x;      // cuFFT may destroy C2R's input, the emulator always does
+#endif
         }
         if (real_out) {
             im[0] = 0.0;
@@ -170,10 +175,10 @@ static double fft_error(int n, cufftType type, int direction, bool strided) {
             double e = real_out ? fabs(ro[at] - re[i]) : fmax(fabs(o[at].x - re[i]), fabs(o[at].y - im[i]));
             if (!(e <= error)) error = e;
             largest = fmax(largest, fmax(fabs(re[i]), fabs(im[i])));
-            for (int g = 1; g < os; g++) if (at + g < total_out && (real_out ? ro[at + g] : o[at + g].x) != 7.0f) error = NAN;   // gaps kept
+            for (int g = 1; g < os; g++) bad |= at + g < total_out && (real_out ? ro[at + g] : o[at + g].x) != 7.0f;   // gaps kept
         }
     }
-    return error / largest;
+    return bad ? NAN : error / largest;
 }
 static void test_fft(void) {
     double r2c = 0.0, c2r = 0.0, c2c = 0.0;

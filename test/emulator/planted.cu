@@ -35,7 +35,8 @@ __global__ void block_reads_block(float* out) {
     out[blockIdx.x] = 1.0f;
     if (blockIdx.x > 0) out[8 + blockIdx.x] = out[blockIdx.x - 1];
 }
-__global__ void float_atomics(float* out) { atomicAdd(out, 1.0f / (1 + blockIdx.x * 37 % 64)); }
+__global__ void read_before_write(float* out) { if (blockIdx.x == 0) out[8] = out[1]; else out[blockIdx.x] = 1.0f; }
+__global__ void float_atomics(float* out) { atomicAdd(out, blockIdx.x ? 0.7f * blockIdx.x : 1e8f); }
 __global__ void atomic_and_plain(int* out) { if (blockIdx.x) atomicAdd(out, 1); else *out = 7; }
 __global__ void unwritten_shared(float* out) { __shared__ float x[64]; x[threadIdx.x / 2] = 1.0f; __syncthreads(); out[threadIdx.x] = x[threadIdx.x]; }
 __global__ void copy(float* out, const float* in) { out[threadIdx.x] = in[threadIdx.x]; }
@@ -81,6 +82,7 @@ int main(int argc, char** argv) {
     else if (is("two_blocks_write")) two_blocks_write<<<9, 1>>>(d);
     else if (is("two_blocks_write_same")) two_blocks_write_same<<<9, 1>>>(d);
     else if (is("block_reads_block")) block_reads_block<<<8, 1>>>(d);
+    else if (is("read_before_write")) read_before_write<<<8, 1>>>(d);
     else if (is("float_atomics")) float_atomics<<<64, 1>>>(d);
     else if (is("atomic_and_plain")) atomic_and_plain<<<2, 1>>>((int*)d);
     else if (is("unwritten_shared")) unwritten_shared<<<1, 64>>>(d);
@@ -136,7 +138,7 @@ int main(int argc, char** argv) {
     else { fprintf(stderr, "planted: no fault named '%s'\n", name); return 3; }
 
     cudaMemcpy(host, d, show * sizeof(float), cudaMemcpyDeviceToHost);
-    for (int i = 0; i < show; i++) printf("%g ", host[i]);
+    for (int i = 0; i < show; i++) printf("%.9g ", host[i]);
     printf("\n");
     return 0;
 }
