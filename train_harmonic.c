@@ -122,18 +122,23 @@ static double rng_normal(uint64_t* state) {
 }
 
 // A state decays into numbers too small for a float's exponent ("denormals") when its input is silent, and a CPU then
-// computes 100 times slower. Every thread rounds them to zero instead.
-static void flush_denormals(void) {
-    #pragma omp parallel
-    {
+// computes 100 times slower. This thread rounds them to zero from now on.
+static void flush_denormals_here(void) {
 #if defined(__SSE__)
-        _mm_setcsr(_mm_getcsr() | 0x8040);
+    _mm_setcsr(_mm_getcsr() | 0x8040);
 #elif defined(__aarch64__)
-        uint64_t fpcr;
-        __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
-        __asm__ volatile("msr fpcr, %0" : : "r"(fpcr | 1 << 24));
+    uint64_t fpcr;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+    __asm__ volatile("msr fpcr, %0" : : "r"(fpcr | 1 << 24));
 #endif
-    }
+}
+
+// All threads do. gcc's OpenMP lets every thread keep its own setting; clang's sets all to the caller's at each parallel
+// region, and undoes what the region changed.
+static void flush_denormals(void) {
+    flush_denormals_here();
+    #pragma omp parallel
+    flush_denormals_here();
 }
 
 // e^x to 8e-8 relative, as arithmetic that the compiler turns into vector instructions (libm's expf stays scalar and is
@@ -146,7 +151,7 @@ static inline real fast_exp(real x) {
     float n = floorf((float)x * 1.442695041f + 0.5f);
     float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, x));      // ln 2 in two parts: the first product is exact
     float p = 1 + r * (1 + r * (1/2.f + r * (1/6.f + r * (1/24.f + r * (1/120.f + r * (1/720.f + r * (1/5040.f)))))));
-    union { int32_t bits; float value; } power = { ((int32_t)n + 127) * (1 << 23) };
+    union { uint32_t bits; float value; } power = { (uint32_t)((int32_t)n + 127) << 23 };
     return p * power.value;
 }
 
