@@ -5,6 +5,7 @@
 //     cc -DTRAIN_FILE='"../train_harmonic.c"' -DMODEL_FILE='"models/harmonic.h"' test/gradcheck.c
 #ifndef MODEL_H
 #define MODEL_H
+#include <float.h>
 #define TESTING                 // leaves out the train file's main
 #include TRAIN_FILE
 #include MODEL_FILE
@@ -56,6 +57,12 @@ static void draw_parameters(Model* m, double deviation, uint64_t* rng) {
 // Sets every carried state to N(0, 0.3). The same seed gives the same states.
 static void draw_states(Acts* a, uint64_t seed) {
     for (int i = 0; i < a->states.count; i++) draw(a->state_memory + a->states.tensors[i].offset, a->states.tensors[i].size, 0.3, &seed);
+}
+
+// The command line with nothing on it: what options_adopt, which reads a checkpoint's own, must find.
+static void no_options(void) {
+    char* argv[] = {"test", NULL};
+    options_parse(option_table, sizeof option_table / sizeof *option_table, presets, sizeof presets / sizeof *presets, 1, argv);
 }
 
 static void set_threads(int n) {
