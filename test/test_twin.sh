@@ -7,6 +7,7 @@
 #   test/test_twin.sh [MODEL]            harmonic unless given; GPU=1 test/test_twin.sh: natively, with nvcc
 model=${1:-harmonic}
 cd "$(dirname "$0")/.." || exit 1
+root=$PWD
 : "${CC:=gcc}" "${CXX:=g++}" "${NVCC:=nvcc}" "${GPU:=0}"
 export OMP_NUM_THREADS=1                # the sizes are tiny: threads would only wait for each other
 dir=build/twin
@@ -124,6 +125,16 @@ run c4cu "$cu" --resume c4/model.safetensors --steps 8
 run cu4c "$c" --resume cu4/model.safetensors --steps 8
 check "$(near "$(final c.log)" "$(final c4cu.log)")" "CUDA goes on from C's checkpoint: $(final c4cu.log)"
 check "$(near "$(final c.log)" "$(final cu4c.log)")" "C goes on from CUDA's checkpoint: $(final cu4c.log)"
+
+# what reads and writes files, options and samples is one text in both; what differs there is the copying to and from the GPU
+body() { awk -v start="^static .*[ *]$2\\\\(" '$0 ~ start { on = 1 } on { print } /^}/ { on = 0 }' "$root/$1"; }
+differ=
+for name in rng_next rng_uniform rng_normal sample_token generate loss_text learning_rate on_signal log_open make_folder open_data; do
+    [ -n "$(body train_$model.c $name)" ] && [ "$(body train_$model.c $name)" = "$(body train_$model.cu $name | sed 's/= {}/= {0}/g')" ] || differ+=" $name"
+done
+options() { grep '^    {"' "$root/$1" | grep -v '"threads"\|"tf32"'; }
+[ "$(options train_$model.c)" = "$(options train_$model.cu)" ] || differ+=" option_table"
+check "$([ -z "$differ" ] && echo 1)" "the host's functions are the same in train_$model.c and train_$model.cu${differ:+; these differ:$differ}"
 
 # a sample, a dump
 run g1 "$cu" --generate --init cu/model.safetensors --sample-len 40
