@@ -49,6 +49,7 @@ else
     emu test/twin.cu twin_fp32 -DPRECISION_FP32 $exact $dir/ref_$model.o -o $dir/twin_fp32 -lm & pids+=($!)
     emu test/twin.cu twin_bf16 $exact $dir/ref_$model.o -o $dir/twin_bf16 -lm & pids+=($!)
     emu test/twin.cu races -DPRECISION_FP32 -fsanitize=thread -c -o $dir/races.o && $CXX -fopenmp $dir/races.o $dir/ref_$model.o -o $dir/races -lm & pids+=($!)
+    emu test/bench_gpu.cu bench_gpu $exact -o $dir/bench_gpu -lm & pids+=($!)
     emu "train_$model.cu" train $exact -o $dir/train_$model -lm & pids+=($!)
     $CC -std=gnu11 $fast -fopenmp $quiet train_$model.c -o $dir/train_$model.cpu -lm & pids+=($!)
     $CC -std=gnu11 -O2 $quiet dev/prepare.c -o $dir/prepare -lm & pids+=($!)
@@ -94,6 +95,9 @@ for p in fp32 bf16; do
         "$p: the same bits in four orders of threads and blocks"
 done
 count "$work/races" "fp32, looking for data races"
+
+$dir/bench_gpu --tiny > "$work/bench" 2>&1
+check "$([ $? = 0 ] && grep -q '^sampling: ' "$work/bench" && ! grep -qi 'nan\|inf' "$work/bench" && echo 1)" "bench_gpu runs"
 
 # ------------------------------------------------------------------------------------------------------------------
 # the programs
