@@ -6,6 +6,9 @@
 //
 // GB/s counts what a layer must read and write once, whatever its kernels read twice: 50% may be a kernel at full speed
 // that reads everything twice. GFLOP/s counts a multiply-add as two.
+#ifdef __NVCC__
+#pragma nv_diag_suppress 177            // a test leaves some of the program's functions unused
+#endif
 #define TESTING
 #include TRAIN_CU
 #include MODEL_FILE
