@@ -279,8 +279,8 @@ static int sort_rows(int* order, int* first, const int* tokens, size_t rows, siz
     return distinct;
 }
 
-// dwte[token] += scale * sum of dx over its rows. A block takes one token and 32 channels, and sums its rows: a lane a channel, so that a
-// warp reads 32 neighbours; 8 warps take every 8th row each, and warp 0 adds the 8.
+// dwte[token] += scale * sum of dx over its rows. A block takes one token and 32 channels, and sums its rows: a lane a
+// channel, so that a warp reads 32 neighbours; 8 warps take every 8th row each, and warp 0 adds the 8.
 __global__ void embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const int* first, const float* dx, float scale, int C) {
     __shared__ float part[8][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.y * 32 + lane;
