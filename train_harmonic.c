@@ -477,6 +477,7 @@ static void band(const Config* c, int l, double* lo, double* hi) {
 // A table of named tensors inside one allocation. The table of parameters drives initialisation, AdamW, checkpoints,
 // gradient checks and --plan; the activations have one too, so that a NaN can be traced to where it first stands.
 enum { NONE, NORMAL, UNIFORM, CONSTANT };
+static const char* const init_names[] = {"", "N(0, s)", "U(+-a)", "constant"};
 typedef struct {
     char name[40];
     int ndim, init, decay;              // decay: 1 if weight decay applies (tensors of two dimensions)
@@ -996,8 +997,8 @@ static void generate(Model* m, const Tokenizer* tok, const char* prompt, int len
     model_reset(&m->step, NULL);
     int start = tok && tokenizer_eot(tok) >= 0 ? tokenizer_eot(tok) : '\n' < V ? '\n' : 0;
     const real* logits = count ? NULL : model_step(m, start < V ? start : 0);
-    for (size_t i = 0; i < count; i++) logits = model_step(m, ids[i]);
-    for (int i = 0; i < length; i++) {
+    for (size_t i = 0; i < count && (i == 0 || logits); i++) logits = model_step(m, ids[i]);
+    for (int i = 0; i < length && logits; i++) {
         int token = sample_token(logits, scratch, V, temperature, top_k, &seed);
         size_t bytes = 0;
         const char* text = tok && token < tok->vocab ? tokenizer_decode(tok, token, &bytes) : NULL;
@@ -1005,7 +1006,7 @@ static void generate(Model* m, const Tokenizer* tok, const char* prompt, int len
         fflush(stdout);
         if (i + 1 < length) logits = model_step(m, token);
     }
-    printf("\n");
+    printf(logits ? "\n" : "\n[here the positions end that this model was trained for]\n");
     free(ids);
     free(scratch);
 }
@@ -1072,6 +1073,19 @@ static const Preset presets[] = {
     {"harmonic-60m",  "--vocab 50257 --channels 512 --layers 1 --batch 16 --seq 1024 --steps 4000", "C = 512: 60,388,352 parameters"},
     {"harmonic-tiny", "--vocab 256 --channels 128 --layers 1 --batch 8 --seq 256 --steps 600 --lr 3e-3", "bytes, a minute on a laptop"},
 };
+
+// Refuses what contradicts itself.
+static void config_check(Config* c) {
+    if (opt.task && c->stateful) die("--stateful needs a text that goes on; the sequences of --task stand alone");
+    if (c->stateful && opt.batches == 0 && option_given("batches")) die("--stateful reads contiguous streams: --batches random contradicts it");
+}
+
+// The model in a few words, without an end of line.
+static void config_describe(const Config* c) {
+    static const char* bands[] = {"caged", "flat", "flat-wide", "free"};
+    printf("harmonic | V %d, C %d, layers %d, %s bands, error %s%s%s", c->vocab, c->channels, c->layers, bands[c->bands],
+           c->error ? "on" : "off", c->tie ? ", tied" : "", c->stateful ? ", stateful" : "");
+}
 
 // ----------------------------------------------------------------------------------------------------------------
 // checkpoints: weights under the table's names, adam_m.NAME, adam_v.NAME, carried states, and in the metadata every
@@ -1199,7 +1213,7 @@ static void print_plan(const Model* m) {
         char shape[32];
         snprintf(shape, sizeof shape, t->ndim == 2 ? "(%zu, %zu)" : "(%zu)", t->shape[0], t->shape[1]);
         printf("%-24s %18s %12zu  %s %-12.4g %s\n", t->name, shape, t->size,
-               t->init == NORMAL ? "N(0, s)" : t->init == UNIFORM ? "U(+-a)" : "constant", t->scale, t->decay ? "yes" : "no");
+               init_names[t->init], t->scale, t->decay ? "yes" : "no");
     }
     size_t p = m->table.total * sizeof(real);
     size_t a = (m->acts.table.total + m->acts.states.total) * sizeof(real), s = (m->step.table.total + m->step.states.total) * sizeof(real);
@@ -1370,8 +1384,7 @@ int main(int argc, char** argv) {
     if (opt.warmup > opt.steps) die("--warmup %d is longer than --steps %d", opt.warmup, opt.steps);
     if ((double)opt.batch * opt.seq > INT32_MAX) die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches", opt.batch, opt.seq);
     if (opt.task && (opt.train[0] || opt.val[0])) die("--task generates its sequences: leave --train and --val out, or --task");
-    if (opt.task && c->stateful) die("--stateful needs a text that goes on; the sequences of --task stand alone");
-    if (c->stateful && opt.batches == 0 && option_given("batches")) die("--stateful reads contiguous streams: --batches random contradicts it");
+    config_check(c);
     if (opt.prompt[0] && !opt.tokenizer[0]) die("--prompt needs a --tokenizer to turn it into tokens");
     if (training && !opt.plan && !opt.train[0] && !opt.task) die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
     if (opt.eval && !opt.val[0] && !opt.task) die("--eval needs --val FILES");
@@ -1417,9 +1430,8 @@ int main(int argc, char** argv) {
         return 0;
     }
     char text[128];
-    printf("harmonic | V %d, C %d, layers %d, %s bands, error %s%s%s | %zu parameters | %d threads\n", c->vocab, c->channels, c->layers,
-           c->bands == CAGED ? "caged" : c->bands == FLAT ? "flat" : c->bands == FLAT_WIDE ? "flat-wide" : "free", c->error ? "on" : "off",
-           c->tie ? ", tied" : "", c->stateful ? ", stateful" : "", model_parameters(&m), threads);
+    config_describe(c);
+    printf(" | %zu parameters | %d threads\n", model_parameters(&m), threads);
     if (training) {
         if (!opt.task) printf("train %zu tokens", data.num_tokens);
         if (has_val && !opt.task) printf(" | val %zu tokens, %zu batches | ", val.num_tokens, val.num_batches);
