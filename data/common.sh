@@ -5,6 +5,7 @@
 # what can't be downloaded is named in one line, with the place to put it by hand, and the exit code is 2.
 set -euo pipefail
 export LC_ALL=C
+START=$PWD                                  # relative names in the command line and environment start here
 case ${PREPARE:=} in "" | /*) ;; *) PREPARE=$PWD/$PREPARE ;; esac
 case ${DATA:=} in "" | /*) ;; *) DATA=$PWD/$DATA ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -13,8 +14,8 @@ DATA=${DATA:-data}                          # where the data sets' folders are
 DIR=$DATA/$NAME
 
 die() { echo "error: $*" >&2; exit 2; }
-PART=                                       # the file that is being written, removed if we stop
-trap 'if [ -n "$PART" ]; then rm -f "$PART"; fi' EXIT
+PART= SCRATCH=                              # the file being written, a folder for a while: removed when we stop
+trap 'rm -rf ${PART:+"$PART"} ${SCRATCH:+"$SCRATCH"}' EXIT
 need() { command -v "$1" > /dev/null || die "$0 needs the program $1: install it"; }
 
 # The scripts' own options: option NAME VALUE returns 1 for one that it doesn't know.
@@ -32,7 +33,7 @@ while [ $# -gt 0 ]; do
             exit 0 ;;
         --*)
             [ $# -gt 1 ] || die "$1 needs a value, or is unknown: see data/$NAME.sh --help"
-            if [ "$1" = --bpe ] && [ -n "$BPE" ]; then BPE=$2
+            if [ "$1" = --bpe ] && [ -n "$BPE" ]; then BPE=$2; if [ -f "$START/$2" ]; then BPE=$START/$2; fi
             elif ! option "$1" "$2"; then die "unknown option $1: see data/$NAME.sh --help"; fi
             shift 2 ;;
         *) die "what is $1? See data/$NAME.sh --help" ;;
@@ -47,7 +48,8 @@ is_whole() {
     [ "$2" = - ] || [ "$(wc -c < "$1")" -eq "$2" ] || return 1
     case $3 in
         zip) unzip -tqq "$1" > /dev/null 2>&1 ;;
-        tar) tar -tf "$1" > /dev/null 2>&1 ;;
+        tar)                                # a list of members, and 1024 zeros at the end
+            [ -n "$(tar -tf "$1" 2> /dev/null | head -1)" ] && [ -z "$(tail -c 1024 "$1" | tr -d '\0')" ] ;;
         tokens)                             # a token file: magic, version, count, and so many tokens
             local magic version count
             read -r magic version count <<< "$(od -An -td4 -N12 "$1" | tr '\n' ' ')"

@@ -28,7 +28,7 @@ passages() {
             out = out substr($0, 1, i - 1) c
             $0 = substr($0, i + (e == "u" ? 6 : 2))
         }
-        printf "%s%s%s", NR > 1 ? "<|endoftext|>" : "", out, $0
+        printf "%s%s%s", (NR > 1 ? "<|endoftext|>" : ""), out, $0
     }' "$1"
 }
 

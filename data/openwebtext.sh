@@ -13,9 +13,10 @@ option() {
 }
 . "$(dirname "$0")/common.sh"
 
-# Prints the documents of an archive in a fixed order, each after a line <|endoftext|>.
+# Prints the documents of an archive in a fixed order, each after <|endoftext|>.
 documents() {
     local dir=$DIR/unpacked xz
+    SCRATCH=$dir
     rm -rf "$dir"
     mkdir "$dir"
     tar -xf "$1" -C "$dir" || return 1
@@ -25,7 +26,7 @@ documents() {
         mkdir "$dir/txt"
         tar -xJf "$xz" -C "$dir/txt" || return 1
         find "$dir/txt" -name '*.txt' | sort -V | tr '\n' '\0' |
-            xargs -0 awk 'FNR == 1 { print "<|endoftext|>" } { print }' || return 1
+            xargs -0 awk 'FNR == 1 { printf "<|endoftext|>" } { print }' || return 1
         rm -r "$dir/txt" "$xz"
     done < "$dir/list"
     rm -r "$dir"

@@ -2,8 +2,8 @@
 # This project's own source text, as bytes: something to train on without any download.
 #
 # The files are joined in the order of their names, and of every ten blocks of 40 lines the last goes to validation. So
-# both parts have the same mixture of C, CUDA, shell and prose; they are not independent (a validation block's neighbours
-# are in the training part), which makes this a corpus to try things out with, not to compare models by.
+# both parts have the same mixture of C, CUDA, shell and prose. They are not independent (a validation block is next to
+# training blocks): a corpus to try things out with, not to compare models by.
 NAME=self
 ABOUT="this project's own source text, no download"
 BPE=bytes

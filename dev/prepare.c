@@ -168,7 +168,9 @@ typedef struct {
 } Writer;
 
 static void shard_path(char* out, const char* path, int shard) {    // NAME.bin -> NAME_000007.bin
-    snprintf(out, MAX_PATH, "%.*s_%06d.bin", (int)(strlen(path) - strlen(".bin")), path, shard);
+    size_t stem = strlen(path) - strlen(".bin");
+    memcpy(out, path, stem);
+    snprintf(out + stem, MAX_PATH - stem, "_%06d.bin", shard);
 }
 
 static void writer_header(Writer* w) {
@@ -416,16 +418,16 @@ static void make_folder(const char* path) {             // like mkdir -p
     if (strlen(path) >= MAX_PATH) die("%s: name too long", path);
     for (size_t i = 1; i <= strlen(path); i++) {
         if (path[i] != '/' && path[i] != 0) continue;
-        snprintf(part, sizeof(part), "%.*s", (int)i, path);
+        memcpy(part, path, i);
+        part[i] = 0;
         if (mkdir(part, 0777) != 0 && errno != EEXIST) die("%s: cannot make this folder: %s", part, strerror(errno));
     }
 }
 
-#ifndef TESTING
 int main(int argc, char** argv) {
     TextList texts = { NULL, 0, 0 }, train = { NULL, 0, 0 }, val = { NULL, 0, 0 };
     const char **names[3], *bpe = NULL, *vocab_bpe = "data/gpt2/vocab.bpe", *out = "";
-    size_t n_names[3] = { 0, 0, 0 };                    // names of texts: those without --train or --val, --train, --val
+    size_t n_names[3] = { 0, 0, 0 };                    // how many texts: without --train or --val, --train, --val
     int kind = 0, bytes = 0, vocab = 0, documents = 0, decode = 0;
     long shard_tokens = INT32_MAX;
     double split = 0;
@@ -545,4 +547,3 @@ int main(int argc, char** argv) {
     if (fclose(stdout) != 0) die("standard output: cannot write: %s", strerror(errno));
     return 0;
 }
-#endif

@@ -131,7 +131,7 @@ static char* json_string(Json* j) {             // mallocs
             if (!p) json_die(j, "an unknown escape");
             c = to[p - from];
         }
-        if (c == '\0') json_die(j, "a NUL");
+        else if ((unsigned char)c < 32) json_die(j, "a control character inside a string");
         text_add(&t, "%c", c);
     }
     json_expect(j, '"');
@@ -182,6 +182,7 @@ static void safetensors_read(SafeTensors* s, const char* path) {
         Entry* e = &s->entries[s->count++];
         memset(e, 0, sizeof *e);
         if (strlen(name) >= sizeof e->name) json_die(&j, "a name of more than 63 letters");
+        for (const char* c = name; *c; c++) if ((unsigned char)*c < 32) json_die(&j, "a control character in a name");
         strcpy(e->name, name);
         size_t count = 1, start = 0, end = 0;
         for (int first_field = 1; !json_next(&j, '}'); first_field = 0) {
@@ -212,7 +213,7 @@ static void safetensors_read(SafeTensors* s, const char* path) {
         }
         size_t width = !strcmp(e->dtype, "F64") || !strcmp(e->dtype, "I64") ? 8 : !strcmp(e->dtype, "F32") || !strcmp(e->dtype, "I32") ? 4
                      : !strcmp(e->dtype, "BF16") || !strcmp(e->dtype, "F16") ? 2 : 0;
-        if (!width) die("%s: tensor %s has dtype '%s', not one of F64 F32 F16 BF16 I64 I32", path, name, e->dtype);
+        if (!width) die("%s: the dtype of tensor %s is none of F64 F32 F16 BF16 I64 I32", path, name);
         if (start > end || end > data_bytes) die("%s is cut off: tensor %s ends at byte %zu of %zu", path, name, end, data_bytes);
         e->bytes = end - start;
         if (e->bytes != count * width) die("%s: tensor %s has %zu bytes, its shape asks for %zu", path, name, e->bytes, count * width);
