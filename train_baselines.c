@@ -919,6 +919,9 @@ static void short_conv_backward(real* dx, real* dw, real* dbias, const real* dou
 
 enum { LANES = 32, MAX_STATE = 256 };       // channels that a thread takes at a time; the largest N
 
+// e^x of an x <= 0, and 0 where e^x is: fast_exp ends at e^-87, which times a decay rate of e^87 would look like one.
+static inline real decay_exp(real x) { return x < -87 ? 0 : fast_exp(x); }
+
 // Number of chunks of L tokens in T; the last may be shorter.
 static size_t num_chunks(size_t T, size_t L) { return (T + L - 1) / L; }
 
@@ -958,7 +961,7 @@ static void selective_scan_forward(real* y, real* starts, const real* x, const r
             for (size_t k = 0; k < N; k++) {
                 real Bk = bct[k], Ck = bct[N + k];
                 for (size_t c = 0; c < LANES; c++) {
-                    real now = fast_exp(delta[c] * A[k * LANES + c]) * h[k * LANES + c] + Bk * dx[c];
+                    real now = decay_exp(delta[c] * A[k * LANES + c]) * h[k * LANES + c] + Bk * dx[c];
                     h[k * LANES + c] = now;
                     sum[c] += Ck * now;
                 }
@@ -1020,7 +1023,7 @@ static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log
                         real *now = h + (t + 1) * wide + k * LANES, *decay = a + t * wide + k * LANES, Bk = bc[row * 2 * N + k];
                         #pragma omp simd
                         for (size_t c = 0; c < LANES; c++) {
-                            decay[c] = fast_exp(delta[c] * A[k * LANES + c]);
+                            decay[c] = decay_exp(delta[c] * A[k * LANES + c]);
                             now[c] = decay[c] * before[c] + Bk * in[c];
                         }
                     }
@@ -2819,7 +2822,7 @@ static int checkpoint_save(const Model* m, const DataLoader* data, int step, con
             e[n++] = entry(prefixes[k], t->name, t->shape[0], t->shape[1], memories[k] + t->offset);
         }
     Text meta = {0};
-    text_add(&meta, "\"model\":\"" MODEL_NAME "\",\"step\":\"%d\",\"rng\":\"%llu\",\"position\":\"%llu\"", step,
+    text_add(&meta, "\"program\":\"" MODEL_NAME "\",\"step\":\"%d\",\"rng\":\"%llu\",\"position\":\"%llu\"", step,
              (unsigned long long)data->rng, (unsigned long long)data->position);
     options_remember(&meta);
     int error = safetensors_write(path, meta.chars, e, n);
@@ -2872,7 +2875,7 @@ static void dump(Model* m, DataLoader* data, const char* path) {
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < t->count; i++)
             e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1], (k ? m->grad_memory : m->param_memory) + t->tensors[i].offset);
-    int error = safetensors_write(path, "\"model\":\"" MODEL_NAME "\"", e, n);
+    int error = safetensors_write(path, "\"program\":\"" MODEL_NAME "\"", e, n);
     if (error) die("cannot write %s: %s", path, strerror(error));
     printf("dumped a batch, its logits, loss %.6f, parameters and gradients to %s\n", (double)loss, path);
     free(e);
