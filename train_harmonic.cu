@@ -1001,7 +1001,8 @@ static void model_layout(Model* m, const Config* c, int B, int T, int train) {
 
 // Bytes of the parts of a: floatX, float, states, indices.
 static size_t acts_bytes(const Acts* a) {
-    return a->table.total * sizeof(floatX) + (a->exact.total + a->states.total) * sizeof(float) + (4 * (size_t)a->B * a->T + 1) * sizeof(int);
+    size_t states = a->states.total ? a->states.total * sizeof(float) : 64;       // none: what device_allocate takes for it
+    return a->table.total * sizeof(floatX) + a->exact.total * sizeof(float) + states + (4 * (size_t)a->B * a->T + 1) * sizeof(int);
 }
 
 static void acts_build(Acts* a, const Config* c, int train, const char* what) {
