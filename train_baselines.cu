@@ -916,6 +916,14 @@ __device__ void tile_add(float o[4][N], const float* p, int pi, int pk, const fl
             for (int j = 0; j < N; j++) o[i][j] += x[8 * i * pi + k * pk] * y[k * (8 * N + 1) + 8 * j];
 }
 
+// o(row,c) += z(row,c - 32 piece) for the 32 columns of a piece. (Registers have no numbers at run time: every j asks if it is meant.)
+template <int N>
+__device__ void tile_columns(float o[4][N], const float z[4][4], int piece) {
+    #pragma unroll
+    for (int j = 0; j < N; j++)
+        if (j / 4 == piece) for (int i = 0; i < 4; i++) o[i][j] += z[i][j % 4];
+}
+
 // The thread's share of a result goes to x: n rows of D numbers, `stride` apart.
 template <int N>
 __device__ void tile_store(floatX* x, const float o[4][N], float scale, int n, size_t stride, int D) {
@@ -954,7 +962,7 @@ static unsigned spots(Heads a, size_t heads) { return (unsigned)((a.T + TILE - 1
 // A block takes 32 queries of a head and walks their keys, 32 at a time. Where a larger z turns up than any before ("top"),
 // what has been summed so far is scaled down to it (Milakov & Gimelshein 2018; FlashAttention).
 template <int N>
-__global__ void __launch_bounds__(64) attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, Heads a) {
+__global__ void __launch_bounds__(64, 4) attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, Heads a) {
     extern __shared__ float shared[];
     float *q = shared, *kv = q + TILE * (8 * N + 1), *p = kv + TILE * (8 * N + 1);
     Spot at = spot(a, a.H);
@@ -1015,7 +1023,7 @@ static void attention_forward(floatX* out, float* lse, const floatX* qkv, size_t
 //     dq_t = D^-½ sum_s dz_ts k_s   dk_s = D^-½ sum_t dz_ts q_t
 // First kernel: dq and delta of 32 queries, whose keys it walks.
 template <int N>
-__global__ void __launch_bounds__(64) attention_backward_q_kernel(floatX* dqkv, float* delta, const floatX* dout, const floatX* out,
+__global__ void __launch_bounds__(64, 4) attention_backward_q_kernel(floatX* dqkv, float* delta, const floatX* dout, const floatX* out,
                                                                   const float* lse, const floatX* qkv, Heads a) {
     extern __shared__ float shared[];
     float *q = shared, *d_o = q + TILE * (8 * N + 1), *k = d_o + TILE * (8 * N + 1), *v = k + TILE * (8 * N + 1), *dz = v + TILE * (8 * N + 1);
@@ -1058,7 +1066,7 @@ __global__ void __launch_bounds__(64) attention_backward_q_kernel(floatX* dqkv, 
 }
 // Second kernel: dk and dv of 32 keys, which walk the queries that see them, of every head of their group.
 template <int N>
-__global__ void __launch_bounds__(64) attention_backward_kv_kernel(floatX* dqkv, const float* delta, const floatX* dout, const float* lse,
+__global__ void __launch_bounds__(64, 4) attention_backward_kv_kernel(floatX* dqkv, const float* delta, const floatX* dout, const float* lse,
                                                                    const floatX* qkv, Heads a) {
     extern __shared__ float shared[];
     float *k = shared, *v = k + TILE * (8 * N + 1), *q = v + TILE * (8 * N + 1), *d_o = q + TILE * (8 * N + 1);
@@ -1174,7 +1182,7 @@ static size_t linear_attention_workspace(size_t B, size_t T, size_t G, size_t D)
 // sums(B,G,chunks,D+1,D), S and then z: over the chunk's tokens and the `heads` heads of group g, φ(left) rightᵀ and
 // weight φ(left) (weight NULL: 1). left, right: rows of head g * heads + k begin D (g * heads + k) into rows of ldl, ldr.
 template <int N>
-__global__ void __launch_bounds__(64) linear_sums_kernel(float* sums, const floatX* left, size_t ldl, const floatX* right, size_t ldr,
+__global__ void __launch_bounds__(64, 4) linear_sums_kernel(float* sums, const floatX* left, size_t ldl, const floatX* right, size_t ldr,
                                                          const float* weight, int heads, Heads a) {
     extern __shared__ float shared[];
     float *l = shared, *r = l + TILE * (8 * N + 1);
@@ -1229,7 +1237,7 @@ static void linear_sums(float* sums, const floatX* left, size_t ldl, const float
 }
 
 template <int N>
-__global__ void __launch_bounds__(64) linear_attention_forward_kernel(floatX* out, float* den, const floatX* qkv, const float* sums, Heads a) {
+__global__ void __launch_bounds__(64, 4) linear_attention_forward_kernel(floatX* out, float* den, const floatX* qkv, const float* sums, Heads a) {
     extern __shared__ float shared[];
     float *q = shared, *k = q + TILE * (8 * N + 1), *v = k + TILE * (8 * N + 1), *p = v + TILE * (8 * N + 1);
     Spot at = spot(a, a.H);
@@ -1302,7 +1310,7 @@ __global__ void linear_attention_divide_kernel(floatX* dout, float* m, const flo
 }
 // dq of 32 queries, from S before the chunk and the chunk's own keys.
 template <int N>
-__global__ void __launch_bounds__(64) linear_attention_backward_q_kernel(floatX* dqkv, const floatX* dout, const float* m, const floatX* qkv,
+__global__ void __launch_bounds__(64, 4) linear_attention_backward_q_kernel(floatX* dqkv, const floatX* dout, const float* m, const floatX* qkv,
                                                                          const float* sums, Heads a) {
     extern __shared__ float shared[];
     float *n = shared, *k = n + TILE * (8 * N + 1), *v = k + TILE * (8 * N + 1), *p = v + TILE * (8 * N + 1);
@@ -1317,7 +1325,6 @@ __global__ void __launch_bounds__(64) linear_attention_backward_q_kernel(floatX*
         m_t[i] = ty + 8 * i < at.n ? m[(r0 + ty + 8 * i) * a.H + at.h] : 0;
         for (int j = 0; j < N; j++) dq[i][j] = tx + 8 * j < (int)a.D ? m_t[i] * z[tx + 8 * j] : 0;
     }
-    #pragma unroll
     for (int piece = 0; piece < N / 4; piece++) {               // S n: 32 rows of S, and so 32 columns of dq, at a time
         int d0 = piece * TILE, left = (int)a.D - d0;
         float x[4][4] = {};
@@ -1325,7 +1332,7 @@ __global__ void __launch_bounds__(64) linear_attention_backward_q_kernel(floatX*
         tile_load<N>(v, S + d0 * a.D, 1, 0, left < TILE ? left : (int)TILE, a.D, a.D);
         __syncthreads();
         tile_scores<N>(x, n, v, a.D);
-        for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) dq[i][4 * piece + j] += x[i][j];
+        tile_columns<N>(dq, x, piece);
     }
     for (size_t k0 = chunk * LINEAR_CHUNK; k0 <= at.t; k0 += TILE) {
         int w = at.t + at.n - k0 < TILE ? (int)(at.t + at.n - k0) : (int)TILE;
@@ -1348,7 +1355,7 @@ __global__ void __launch_bounds__(64) linear_attention_backward_q_kernel(floatX*
 }
 // dk and dv of 32 keys, from U behind the chunk and the chunk's own queries, of every head of the group.
 template <int N>
-__global__ void __launch_bounds__(64) linear_attention_backward_kv_kernel(floatX* dqkv, const floatX* dout, const float* m, const floatX* qkv,
+__global__ void __launch_bounds__(64, 4) linear_attention_backward_kv_kernel(floatX* dqkv, const floatX* dout, const float* m, const floatX* qkv,
                                                                           const float* sums, Heads a) {
     extern __shared__ float shared[];
     float *k = shared, *v = k + TILE * (8 * N + 1), *q = v + TILE * (8 * N + 1), *n = q + TILE * (8 * N + 1);
@@ -1363,7 +1370,6 @@ __global__ void __launch_bounds__(64) linear_attention_backward_kv_kernel(floatX
     tile_load<N>(k, keys + at.t * a.W, 1, 1, at.n, a.W, a.D);
     tile_load<N>(v, keys + a.G * a.D + at.t * a.W, 1, 0, at.n, a.W, a.D);
     for (int i = 0; i < 4; i++) for (int j = 0; j < N; j++) dk[i][j] = tx + 8 * j < (int)a.D ? u[tx + 8 * j] : 0;
-    #pragma unroll
     for (int piece = 0; piece < N / 4; piece++) {
         int d0 = piece * TILE, left = (int)a.D - d0;
         float x[4][4] = {};
@@ -1371,7 +1377,7 @@ __global__ void __launch_bounds__(64) linear_attention_backward_kv_kernel(floatX
         tile_load<N>(q, U + d0 * a.D, 1, 0, left < TILE ? left : (int)TILE, a.D, a.D);
         __syncthreads();
         tile_scores<N>(x, v, q, a.D);
-        for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) dk[i][4 * piece + j] += x[i][j];
+        tile_columns<N>(dk, x, piece);
         tile_add<N>(dv, k + d0, 8 * N + 1, 1, q);
     }
     for (size_t h = at.h * (a.H / a.G); h < (at.h + 1) * (a.H / a.G); h++)
