@@ -143,7 +143,7 @@ static inline real fast_exp(real x) {
     float n = floorf((float)x * 1.442695041f + 0.5f);
     float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, x));      // ln 2 in two parts: the first product is exact
     float p = 1 + r * (1 + r * (1/2.f + r * (1/6.f + r * (1/24.f + r * (1/120.f + r * (1/720.f + r * (1/5040.f)))))));
-    union { int32_t bits; float value; } power = { ((int32_t)n + 127) * (1 << 23) };
+    union { uint32_t bits; float value; } power = { (uint32_t)((int32_t)n + 127) << 23 };
     return p * power.value;
 }
 
@@ -860,6 +860,9 @@ static inline real fast_log1p(real u) {
 // log(1 + e^x), written so that no e^x overflows: for x > 0 it is x + log(1 + e^-x). Its derivative is sigmoid(x).
 static inline real softplus(real x) { return (x > 0 ? x : 0) + fast_log1p(fast_exp(x > 0 ? -x : x)); }
 
+// e^x of an x <= 0, and 0 where e^x is: fast_exp ends at e^-87, which times a decay rate of e^87 would look like one.
+static inline real decay_exp(real x) { return x < -87 ? 0 : fast_exp(x); }
+
 // ----------------------------------------------------------------------------------------------------------------
 // short causal convolution: every channel on its own, over the last K tokens
 
@@ -918,9 +921,6 @@ static void short_conv_backward(real* dx, real* dw, real* dbias, const real* dou
 // the token
 
 enum { LANES = 32, MAX_STATE = 256 };       // channels that a thread takes at a time; the largest N
-
-// e^x of an x <= 0, and 0 where e^x is: fast_exp ends at e^-87, which times a decay rate of e^87 would look like one.
-static inline real decay_exp(real x) { return x < -87 ? 0 : fast_exp(x); }
 
 // Number of chunks of L tokens in T; the last may be shorter.
 static size_t num_chunks(size_t T, size_t L) { return (T + L - 1) / L; }
@@ -1100,9 +1100,9 @@ static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log
 static real ssd_steps(real* delta, real* from_start, real* to_end, const real* dt, real a_log, real b_dt, size_t len, size_t H) {
     real A = -fast_exp(a_log), sum = 0;
     for (size_t t = 0; t < len; t++) delta[t] = softplus(dt[t * H] + b_dt);
-    for (size_t t = 0; t < len; t++) from_start[t] = fast_exp(sum += delta[t] * A);
+    for (size_t t = 0; t < len; t++) from_start[t] = decay_exp(sum += delta[t] * A);
     sum = 0;
-    for (size_t t = len; t-- > 0; sum += delta[t] * A) to_end[t] = fast_exp(sum);
+    for (size_t t = len; t-- > 0; sum += delta[t] * A) to_end[t] = decay_exp(sum);
     return A;
 }
 
@@ -1112,7 +1112,7 @@ static void ssd_decays(real* decay, real* between, const real* delta, real A, si
     for (size_t t = 0; t < len; t++) {
         for (size_t j = 0; j < t; j++) between[j] += delta[t] * A;
         between[t] = 0;
-        for (size_t j = 0; j <= t; j++) decay[t * L + j] = fast_exp(between[j]);
+        for (size_t j = 0; j <= t; j++) decay[t * L + j] = decay_exp(between[j]);
     }
 }
 

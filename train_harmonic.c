@@ -146,7 +146,7 @@ static inline real fast_exp(real x) {
     float n = floorf((float)x * 1.442695041f + 0.5f);
     float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, x));      // ln 2 in two parts: the first product is exact
     float p = 1 + r * (1 + r * (1/2.f + r * (1/6.f + r * (1/24.f + r * (1/120.f + r * (1/720.f + r * (1/5040.f)))))));
-    union { int32_t bits; float value; } power = { ((int32_t)n + 127) * (1 << 23) };
+    union { uint32_t bits; float value; } power = { (uint32_t)((int32_t)n + 127) << 23 };
     return p * power.value;
 }
 
