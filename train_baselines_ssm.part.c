@@ -1,6 +1,6 @@
 // train_baselines_ssm.part.c: Mamba, Mamba-2 and Hyena for train_baselines.c. Part 1 belongs into its section "layers",
 // part 2 into its section "the model". Needs from the file around it: the utilities, matmul, layers and tables that
-// train_harmonic.c has, and a Config with channels, layers, d_state, expand, conv, head_dim, chunk, emb, seq.
+// train_harmonic.c has, rmsnorm and swiglu, and a Config with channels, layers, d_state, expand, conv, head_dim, chunk, emb, seq.
 
 // ================================================================================================================
 // PART 1: layers
@@ -53,58 +53,6 @@ static inline real fast_log1p(real u) {
 
 // log(1 + e^x), written so that no e^x overflows: for x > 0 it is x + log(1 + e^-x). Its derivative is sigmoid(x).
 static inline real softplus(real x) { return (x > 0 ? x : 0) + fast_log1p(fast_exp(x > 0 ? -x : x)); }
-
-// out = x rstd w with rstd = 1 / sqrt(mean(x²) + eps) over each row of x (rows,C); rstd (rows) is kept for the backward.
-static void rmsnorm_forward(real* out, real* rstd, const real* x, const real* w, size_t rows, size_t C) {
-    #pragma omp parallel for
-    for (size_t r = 0; r < rows; r++) {
-        const real* xr = x + r * C;
-        real sum = 0;
-        for (size_t c = 0; c < C; c++) sum += xr[c] * xr[c];
-        real s = 1 / sqrt(sum / C + (real)1e-5);
-        for (size_t c = 0; c < C; c++) out[r * C + c] = xr[c] * s * w[c];
-        rstd[r] = s;
-    }
-}
-
-// With n = x rstd, g = dout w:  dx = rstd (g - n mean(g n)), since stretching x changes nothing in n (but for eps, which
-// rstd knows of).  dw = sum over rows of dout n.  Both are added to.
-static void rmsnorm_backward(real* dx, real* dw, const real* dout, const real* x, const real* rstd, const real* w, size_t rows, size_t C) {
-    #pragma omp parallel for
-    for (size_t r = 0; r < rows; r++) {
-        const real *xr = x + r * C, *d = dout + r * C;
-        real s = rstd[r], gn_mean = 0;
-        for (size_t c = 0; c < C; c++) gn_mean += d[c] * w[c] * xr[c] * s;
-        gn_mean /= C;
-        for (size_t c = 0; c < C; c++) dx[r * C + c] += s * (d[c] * w[c] - xr[c] * s * gn_mean);
-    }
-    #pragma omp parallel for
-    for (size_t c0 = 0; c0 < C; c0 += BLOCK) {
-        size_t width = smin(BLOCK, C - c0);
-        real sum[BLOCK] = {0};
-        for (size_t r = 0; r < rows; r++)
-            for (size_t c = 0; c < width; c++) sum[c] += dout[r * C + c0 + c] * x[r * C + c0 + c] * rstd[r];
-        for (size_t c = 0; c < width; c++) dw[c0 + c] += sum[c];
-    }
-}
-
-// out = y silu(z), all (rows,C)
-static void silu_gate_forward(real* out, const real* y, const real* z, size_t rows, size_t C) {
-    #pragma omp parallel for
-    for (size_t r = 0; r < rows; r++)
-        for (size_t i = r * C; i < (r + 1) * C; i++) out[i] = y[i] * z[i] * sigmoid(z[i]);
-}
-
-// dy = d silu(z),  dz = d y silu'(z).  d is dout on entry and dy on return; dz is written.
-static void silu_gate_backward(real* d, real* dz, const real* y, const real* z, size_t rows, size_t C) {
-    #pragma omp parallel for
-    for (size_t r = 0; r < rows; r++)
-        for (size_t i = r * C; i < (r + 1) * C; i++) {
-            real sg = sigmoid(z[i]);
-            dz[i] = d[i] * y[i] * sg * (1 + z[i] * (1 - sg));
-            d[i] *= z[i] * sg;
-        }
-}
 
 // ----------------------------------------------------------------------------------------------------------------
 // short causal convolution: every channel on its own, over the last K tokens
@@ -792,8 +740,8 @@ static void filter_positions(real* z, size_t first, size_t rows, size_t S, size_
 }
 
 // ================================================================================================================
-// PART 2: the model. R = B*T rows. For each kind K: K_params and K_acts lay out one layer, K_scratch what all layers share
-// (once, in Acts), K_forward and K_backward are the mixer between the norm before it and the residual stream.
+// PART 2: the model. R = B*T rows. For each kind K: K_params and K_acts lay out one layer, and with the first what all layers
+// share; K_forward and K_backward are the mixer between the norm before it and the residual stream.
 // ================================================================================================================
 
 // More kinds of initial values than NONE, NORMAL, UNIFORM, CONSTANT:
@@ -831,6 +779,11 @@ static real* no_decay(Table* t, real* x) {
 
 typedef struct { real *w_in, *conv_w, *conv_b, *w_x, *w_dt, *b_dt, *a_log, *d, *w_out; } MambaParams;
 typedef struct {
+    real *xs, *u;                       // (R,E): silu(pre); y silu(z)
+    real *dy, *dz, *dxs, *ddt;          // (R,E), only for training, like the rest
+    real *ddelta, *dbc, *work;          // (R,rank), (R,2N), scan_work
+} MambaScratch;                         // what one layer at a time needs: shared by all
+typedef struct {
     real *x, *z;                        // (R,E): what W_in makes
     real *pre;                          // (R,E): conv(x), before silu
     real *delta, *bc;                   // (R,rank), (R,2N): what W_x makes: δ, and B and C
@@ -838,12 +791,8 @@ typedef struct {
     real *y;                            // (R,E)
     real *starts;                       // (B,chunks,N,E): states before each chunk
     real *state, *window;               // carried: (B,N,E), (B,K-1,E)
+    MambaScratch s;
 } MambaActs;
-typedef struct {
-    real *xs, *u;                       // (R,E): silu(pre); y silu(z)
-    real *dy, *dz, *dxs, *ddt;          // (R,E), only for training, like the rest
-    real *ddelta, *dbc, *work;          // (R,rank), (R,2N), scan_work
-} MambaScratch;
 
 static size_t mamba_rank(const Config* c) { return (c->channels + 15) / 16; }
 
@@ -871,22 +820,6 @@ static void mamba_params(MambaParams* p, Table* t, real* base, const Config* c, 
     p->w_out  = take(t, base, C, E,            UNIFORM, bound_e / sqrt((double)c->layers), "block%d.w_out", n);
 }
 
-// states == NULL: nothing is carried.
-static void mamba_acts(MambaActs* a, Table* t, real* base, Table* states, real* state_base, const Config* c, int n, size_t B, size_t T) {
-    size_t R = B * T, E = c->expand * c->channels, N = c->d_state;
-    a->x      = take(t, base, R, E, NONE, 0, "block%d.x", n);
-    a->z      = take(t, base, R, E, NONE, 0, "block%d.z", n);
-    a->pre    = take(t, base, R, E, NONE, 0, "block%d.pre", n);
-    a->delta  = take(t, base, R, mamba_rank(c), NONE, 0, "block%d.delta", n);
-    a->bc     = take(t, base, R, 2 * N, NONE, 0, "block%d.bc", n);
-    a->dt     = take(t, base, R, E, NONE, 0, "block%d.dt", n);
-    a->y      = take(t, base, R, E, NONE, 0, "block%d.y", n);
-    a->starts = take(t, base, B * num_chunks(T, mamba_chunk(c, T)), N * E, NONE, 0, "block%d.starts", n);
-    if (!states) return;
-    a->state  = take(states, state_base, B, N * E, NONE, 0, "block%d.state", n);
-    a->window = take(states, state_base, B, (c->conv - 1) * E, NONE, 0, "block%d.window", n);
-}
-
 static void mamba_scratch(MambaScratch* s, Table* t, real* base, const Config* c, size_t B, size_t T, int train) {
     size_t R = B * T, E = c->expand * c->channels, N = c->d_state;
     s->xs = take(t, base, R, E, NONE, 0, "xs");
@@ -901,9 +834,27 @@ static void mamba_scratch(MambaScratch* s, Table* t, real* base, const Config* c
     s->work   = take(t, base, scan_work(mamba_chunk(c, T), B, E, N), 0, NONE, 0, "scan_work");
 }
 
+// first is layer 0. states == NULL: nothing is carried.
+static void mamba_acts(MambaActs* a, const MambaActs* first, Table* t, real* base, Table* states, real* state_base, const Config* c, int n,
+                       size_t B, size_t T, int train) {
+    size_t R = B * T, E = c->expand * c->channels, N = c->d_state;
+    a->x      = take(t, base, R, E, NONE, 0, "block%d.x", n);
+    a->z      = take(t, base, R, E, NONE, 0, "block%d.z", n);
+    a->pre    = take(t, base, R, E, NONE, 0, "block%d.pre", n);
+    a->delta  = take(t, base, R, mamba_rank(c), NONE, 0, "block%d.delta", n);
+    a->bc     = take(t, base, R, 2 * N, NONE, 0, "block%d.bc", n);
+    a->dt     = take(t, base, R, E, NONE, 0, "block%d.dt", n);
+    a->y      = take(t, base, R, E, NONE, 0, "block%d.y", n);
+    a->starts = take(t, base, B * num_chunks(T, mamba_chunk(c, T)), N * E, NONE, 0, "block%d.starts", n);
+    if (a == first) mamba_scratch(&a->s, t, base, c, B, T, train); else a->s = first->s;
+    if (!states) return;
+    a->state  = take(states, state_base, B, N * E, NONE, 0, "block%d.state", n);
+    a->window = take(states, state_base, B, (c->conv - 1) * E, NONE, 0, "block%d.window", n);
+}
+
 // out (R,C) from x (R,C). With carry, it starts from what the last call left, and leaves its own.
-static void mamba_forward(real* out, const real* x, MambaActs* a, const MambaParams* p, const MambaScratch* s, const Config* c,
-                          size_t B, size_t T, int carry) {
+static void mamba_forward(real* out, const real* x, MambaActs* a, const MambaParams* p, const Config* c, size_t B, size_t T, int carry) {
+    const MambaScratch* s = &a->s;
     size_t R = B * T, C = c->channels, E = c->expand * C, N = c->d_state, rank = mamba_rank(c);
     linear_forward(a->x, x, p->w_in, NULL, R, C, E, C, 0);
     linear_forward(a->z, x, p->w_in + E * C, NULL, R, C, E, C, 0);
@@ -913,19 +864,19 @@ static void mamba_forward(real* out, const real* x, MambaActs* a, const MambaPar
     linear_forward(a->bc, s->xs, p->w_x + rank * E, NULL, R, E, 2 * N, E, 0);
     linear_forward(a->dt, a->delta, p->w_dt, NULL, R, rank, E, rank, 0);
     selective_scan_forward(a->y, a->starts, s->xs, a->dt, a->bc, p->a_log, p->b_dt, p->d, carry ? a->state : NULL, mamba_chunk(c, T), B, T, E, N);
-    silu_gate_forward(s->u, a->y, a->z, R, E);
+    swiglu_forward(s->u, a->z, a->y, R, E);
     linear_forward(out, s->u, p->w_out, NULL, R, E, C, E, 0);
 }
 
 // The lines of mamba_forward, last one first. x is what went in. dx (R,C) and g are added to.
-static void mamba_backward(real* dx, MambaParams* g, const real* dout, const real* x, MambaActs* a, const MambaParams* p,
-                           const MambaScratch* s, const Config* c, size_t B, size_t T) {
+static void mamba_backward(real* dx, MambaParams* g, const real* dout, const real* x, MambaActs* a, const MambaParams* p, const Config* c, size_t B, size_t T) {
+    const MambaScratch* s = &a->s;
     size_t R = B * T, C = c->channels, E = c->expand * C, N = c->d_state, rank = mamba_rank(c);
     silu_forward(s->xs, a->pre, R, E);                                  // again, instead of keeping them
-    silu_gate_forward(s->u, a->y, a->z, R, E);
-    memset(s->dy, 0, R * E * sizeof(real));
-    linear_backward(s->dy, g->w_out, NULL, dout, s->u, p->w_out, R, E, C, E);
-    silu_gate_backward(s->dy, s->dz, a->y, a->z, R, E);
+    swiglu_forward(s->u, a->z, a->y, R, E);
+    memset(s->dz, 0, R * E * sizeof(real));
+    linear_backward(s->dz, g->w_out, NULL, dout, s->u, p->w_out, R, E, C, E);
+    swiglu_backward(s->dz, s->dy, a->z, a->y, R, E);                    // dz was du so far
     selective_scan_backward(s->dxs, s->ddt, s->dbc, g->a_log, g->b_dt, g->d, s->dy, s->xs, a->dt, a->bc, a->starts, p->a_log, p->b_dt, p->d,
                             s->work, mamba_chunk(c, T), B, T, E, N);
     memset(s->ddelta, 0, R * rank * sizeof(real));
@@ -946,19 +897,20 @@ static void mamba_backward(real* dx, MambaParams* g, const real* dout, const rea
 
 typedef struct { real *w_in, *conv_w, *conv_b, *b_dt, *a_log, *d, *norm_w, *w_out; } Mamba2Params;
 typedef struct {
+    real *act;                          // (R,E+2N): silu(pre)
+    real *v, *nv;                       // (R,E): y silu(z); RMSNorm of it
+    real *dnv, *dz, *dy;                // (R,E), only for training, like the rest
+    real *dact, *dxbc, *ddt, *work;     // (R,E+2N), (R,E+2N), (R,H), ssd_work
+} Mamba2Scratch;                        // what one layer at a time needs: shared by all
+typedef struct {
     real *z;                            // (R,E)
     real *xbc, *pre;                    // (R,E+2N): x, B, C beside each other; conv of them, before silu
     real *dt;                           // (R,H): steps before bias and softplus
     real *y, *rstd;                     // (R,E), (R)
     real *states;                       // (B,chunks+1,H,N,P): before each chunk, and at the end
     real *state, *window;               // carried: (B,H,N,P), (B,K-1,E+2N)
+    Mamba2Scratch s;
 } Mamba2Acts;
-typedef struct {
-    real *act;                          // (R,E+2N): silu(pre)
-    real *v, *nv;                       // (R,E): y silu(z); RMSNorm of it
-    real *dv, *dnv, *dz;                // (R,E), only for training, like the rest
-    real *dact, *dxbc, *ddt, *work;     // (R,E+2N), (R,E+2N), (R,H), ssd_work
-} Mamba2Scratch;
 
 // Tokens in a chunk: 0 takes 64, where the products inside a chunk and those with its state cost about the same.
 static size_t mamba2_chunk(const Config* c, size_t T) { return smin(c->chunk ? c->chunk : 64, T); }
@@ -979,28 +931,13 @@ static void mamba2_params(Mamba2Params* p, Table* t, real* base, const Config* c
     p->w_out  = take(t, base, C, E, UNIFORM, 1 / sqrt((double)E * c->layers), "block%d.w_out", n);
 }
 
-// states == NULL: nothing is carried.
-static void mamba2_acts(Mamba2Acts* a, Table* t, real* base, Table* states, real* state_base, const Config* c, int n, size_t B, size_t T) {
-    size_t R = B * T, E = c->expand * c->channels, N = c->d_state, W = E + 2 * N, H = mamba2_heads(c);
-    a->z      = take(t, base, R, E, NONE, 0, "block%d.z", n);
-    a->xbc    = take(t, base, R, W, NONE, 0, "block%d.xbc", n);
-    a->pre    = take(t, base, R, W, NONE, 0, "block%d.pre", n);
-    a->dt     = take(t, base, R, H, NONE, 0, "block%d.dt", n);
-    a->y      = take(t, base, R, E, NONE, 0, "block%d.y", n);
-    a->rstd   = take(t, base, R, 0, NONE, 0, "block%d.rstd", n);
-    a->states = take(t, base, B * (num_chunks(T, mamba2_chunk(c, T)) + 1), N * E, NONE, 0, "block%d.states", n);
-    if (!states) return;
-    a->state  = take(states, state_base, B, N * E, NONE, 0, "block%d.state", n);
-    a->window = take(states, state_base, B, (c->conv - 1) * W, NONE, 0, "block%d.window", n);
-}
-
 static void mamba2_scratch(Mamba2Scratch* s, Table* t, real* base, const Config* c, size_t B, size_t T, int train) {
     size_t R = B * T, E = c->expand * c->channels, N = c->d_state, W = E + 2 * N, H = mamba2_heads(c);
     s->act = take(t, base, R, W, NONE, 0, "act");
     s->v   = take(t, base, R, E, NONE, 0, "v");
     s->nv  = take(t, base, R, E, NONE, 0, "nv");
     if (!train) return;
-    s->dv   = take(t, base, R, E, NONE, 0, "dv");
+    s->dy   = take(t, base, R, E, NONE, 0, "dy_scan");
     s->dnv  = take(t, base, R, E, NONE, 0, "dnv");
     s->dz   = take(t, base, R, E, NONE, 0, "dz");
     s->dact = take(t, base, R, W, NONE, 0, "dact");
@@ -1009,9 +946,26 @@ static void mamba2_scratch(Mamba2Scratch* s, Table* t, real* base, const Config*
     s->work = take(t, base, ssd_work(mamba2_chunk(c, T), B, T, H, c->head_dim, N), 0, NONE, 0, "ssd_work");
 }
 
+// first is layer 0. states == NULL: nothing is carried.
+static void mamba2_acts(Mamba2Acts* a, const Mamba2Acts* first, Table* t, real* base, Table* states, real* state_base, const Config* c, int n,
+                        size_t B, size_t T, int train) {
+    size_t R = B * T, E = c->expand * c->channels, N = c->d_state, W = E + 2 * N, H = mamba2_heads(c);
+    a->z      = take(t, base, R, E, NONE, 0, "block%d.z", n);
+    a->xbc    = take(t, base, R, W, NONE, 0, "block%d.xbc", n);
+    a->pre    = take(t, base, R, W, NONE, 0, "block%d.pre", n);
+    a->dt     = take(t, base, R, H, NONE, 0, "block%d.dt", n);
+    a->y      = take(t, base, R, E, NONE, 0, "block%d.y", n);
+    a->rstd   = take(t, base, R, 0, NONE, 0, "block%d.rstd", n);
+    a->states = take(t, base, B * (num_chunks(T, mamba2_chunk(c, T)) + 1), N * E, NONE, 0, "block%d.states", n);
+    if (a == first) mamba2_scratch(&a->s, t, base, c, B, T, train); else a->s = first->s;
+    if (!states) return;
+    a->state  = take(states, state_base, B, N * E, NONE, 0, "block%d.state", n);
+    a->window = take(states, state_base, B, (c->conv - 1) * W, NONE, 0, "block%d.window", n);
+}
+
 // out (R,C) from x (R,C). With carry, it starts from what the last call left, and leaves its own.
-static void mamba2_forward(real* out, const real* x, Mamba2Acts* a, const Mamba2Params* p, const Mamba2Scratch* s, const Config* c,
-                           size_t B, size_t T, int carry) {
+static void mamba2_forward(real* out, const real* x, Mamba2Acts* a, const Mamba2Params* p, const Config* c, size_t B, size_t T, int carry) {
+    const Mamba2Scratch* s = &a->s;
     size_t R = B * T, C = c->channels, E = c->expand * C, N = c->d_state, W = E + 2 * N, H = mamba2_heads(c);
     linear_forward(a->z, x, p->w_in, NULL, R, C, E, C, 0);
     linear_forward(a->xbc, x, p->w_in + E * C, NULL, R, C, W, C, 0);
@@ -1019,24 +973,24 @@ static void mamba2_forward(real* out, const real* x, Mamba2Acts* a, const Mamba2
     short_conv_forward(a->pre, a->xbc, p->conv_w, p->conv_b, carry ? a->window : NULL, B, T, W, c->conv);
     silu_forward(s->act, a->pre, R, W);
     ssd_forward(a->y, a->states, s->act, a->dt, p->a_log, p->b_dt, p->d, carry ? a->state : NULL, mamba2_chunk(c, T), B, T, H, c->head_dim, N);
-    silu_gate_forward(s->v, a->y, a->z, R, E);
+    swiglu_forward(s->v, a->z, a->y, R, E);
     rmsnorm_forward(s->nv, a->rstd, s->v, p->norm_w, R, E);
     linear_forward(out, s->nv, p->w_out, NULL, R, E, C, E, 0);
 }
 
 // The lines of mamba2_forward, last one first. x is what went in. dx (R,C) and g are added to.
-static void mamba2_backward(real* dx, Mamba2Params* g, const real* dout, const real* x, Mamba2Acts* a, const Mamba2Params* p,
-                            const Mamba2Scratch* s, const Config* c, size_t B, size_t T) {
+static void mamba2_backward(real* dx, Mamba2Params* g, const real* dout, const real* x, Mamba2Acts* a, const Mamba2Params* p, const Config* c, size_t B, size_t T) {
+    const Mamba2Scratch* s = &a->s;
     size_t R = B * T, C = c->channels, E = c->expand * C, N = c->d_state, W = E + 2 * N, H = mamba2_heads(c);
     silu_forward(s->act, a->pre, R, W);                                 // again, instead of keeping them
-    silu_gate_forward(s->v, a->y, a->z, R, E);
+    swiglu_forward(s->v, a->z, a->y, R, E);
     rmsnorm_forward(s->nv, a->rstd, s->v, p->norm_w, R, E);
     memset(s->dnv, 0, R * E * sizeof(real));
     linear_backward(s->dnv, g->w_out, NULL, dout, s->nv, p->w_out, R, E, C, E);
-    memset(s->dv, 0, R * E * sizeof(real));
-    rmsnorm_backward(s->dv, g->norm_w, s->dnv, s->v, a->rstd, p->norm_w, R, E);
-    silu_gate_backward(s->dv, s->dz, a->y, a->z, R, E);                 // dv is dy from here on
-    ssd_backward(s->dact, s->ddt, g->a_log, g->b_dt, g->d, s->dv, a->states, s->act, a->dt, p->a_log, p->b_dt, p->d, s->work,
+    memset(s->dz, 0, R * E * sizeof(real));
+    rmsnorm_backward(s->dz, g->norm_w, s->dnv, s->v, a->rstd, p->norm_w, R, E);
+    swiglu_backward(s->dz, s->dy, a->z, a->y, R, E);                    // dz was dv so far
+    ssd_backward(s->dact, s->ddt, g->a_log, g->b_dt, g->d, s->dy, a->states, s->act, a->dt, p->a_log, p->b_dt, p->d, s->work,
                  mamba2_chunk(c, T), B, T, H, c->head_dim, N);
     silu_backward(s->dact, a->pre, R, W);
     short_conv_backward(s->dxbc, g->conv_w, g->conv_b, s->dact, a->xbc, p->conv_w, B, T, W, c->conv);
@@ -1056,18 +1010,20 @@ static void mamba2_backward(real* dx, Mamba2Params* g, const real* dout, const r
 enum { HYENA_CONV = 3, FILTER = 64 };
 typedef struct { real *w_in, *b_in, *conv_w, *conv_b, *w1, *b1, *w2, *b2, *w3, *b3, *w4, *freq, *d, *w_out, *b_out; } HyenaParams;
 typedef struct {
-    real *u, *v;                        // (R,3C): W_in's output; the short convolution's: x0, x1, v beside each other
-    real *c;                            // (R,C): the long convolution's
-    real *z, *h1, *h2, *h3, *k;         // (T,emb), (T,F) before each sine, (T,C)
-    real *window, *past, *kernel, *seen;    // carried: (B,2,3C), (B,S,C), (B,S,C), (B): tokens so far
-} HyenaActs;
-typedef struct {
     real *p, *g;                        // (R,C): x1 v; x0 c
     real *s, *tw;                       // (T,F): a sine; twiddles (2 fft_length(T))
     real *dg, *dc, *dp;                 // (R,C), only for training, like the rest
     real *dv, *du;                      // (R,3C)
     real *dk, *ds, *dh;                 // (T,C), (T,F), (T,F)
-} HyenaScratch;
+} HyenaScratch;                         // what one layer at a time needs: shared by all
+typedef struct {
+    real *u, *v;                        // (R,3C): W_in's output; the short convolution's: x0, x1, v beside each other
+    real *c;                            // (R,C): the long convolution's
+    real *z, *h1, *h2, *h3, *k;         // (T,emb), (T,F) before each sine, (T,C)
+    real *window, *inputs, *kernel;     // carried: (1,2,3C), (1,S,C), (1,S,C): every p and every row of k so far
+    const size_t* past;                 // how many those are
+    HyenaScratch s;
+} HyenaActs;
 
 // Initial values: linear and convolution weights and biases U(±fan_in^-½), frequencies 1, D from N(0,1).
 static void hyena_params(HyenaParams* p, Table* t, real* base, const Config* c, int n) {
@@ -1090,24 +1046,6 @@ static void hyena_params(HyenaParams* p, Table* t, real* base, const Config* c, 
     p->b_out  = take(t, base, C, 0,     UNIFORM, bound_c, "block%d.b_out", n);
 }
 
-// states == NULL: nothing is carried.
-static void hyena_acts(HyenaActs* a, Table* t, real* base, Table* states, real* state_base, const Config* c, int n, size_t B, size_t T) {
-    size_t R = B * T, C = c->channels, S = c->seq;
-    a->u  = take(t, base, R, 3 * C, NONE, 0, "block%d.u", n);
-    a->v  = take(t, base, R, 3 * C, NONE, 0, "block%d.v", n);
-    a->c  = take(t, base, R, C, NONE, 0, "block%d.c", n);
-    a->z  = take(t, base, T, c->emb, NONE, 0, "block%d.filter_z", n);
-    a->h1 = take(t, base, T, FILTER, NONE, 0, "block%d.filter_h1", n);
-    a->h2 = take(t, base, T, FILTER, NONE, 0, "block%d.filter_h2", n);
-    a->h3 = take(t, base, T, FILTER, NONE, 0, "block%d.filter_h3", n);
-    a->k  = take(t, base, T, C, NONE, 0, "block%d.k", n);
-    if (!states) return;
-    a->window = take(states, state_base, B, (HYENA_CONV - 1) * 3 * C, NONE, 0, "block%d.window", n);
-    a->past   = take(states, state_base, B, S * C, NONE, 0, "block%d.past", n);
-    a->kernel = take(states, state_base, B, S * C, NONE, 0, "block%d.kernel", n);
-    a->seen   = take(states, state_base, B, 0, NONE, 0, "block%d.seen", n);
-}
-
 static void hyena_scratch(HyenaScratch* s, Table* t, real* base, const Config* c, size_t B, size_t T, int train) {
     size_t R = B * T, C = c->channels;
     s->p  = take(t, base, R, C, NONE, 0, "p");
@@ -1125,8 +1063,28 @@ static void hyena_scratch(HyenaScratch* s, Table* t, real* base, const Config* c
     s->dh = take(t, base, T, FILTER, NONE, 0, "filter_dh");
 }
 
+// first is layer 0. states == NULL: nothing is carried.
+static void hyena_acts(HyenaActs* a, const HyenaActs* first, Table* t, real* base, Table* states, real* state_base, const Config* c, int n,
+                       size_t B, size_t T, int train) {
+    size_t R = B * T, C = c->channels, S = c->seq;
+    a->u  = take(t, base, R, 3 * C, NONE, 0, "block%d.u", n);
+    a->v  = take(t, base, R, 3 * C, NONE, 0, "block%d.v", n);
+    a->c  = take(t, base, R, C, NONE, 0, "block%d.c", n);
+    a->z  = take(t, base, T, c->emb, NONE, 0, "block%d.filter_z", n);
+    a->h1 = take(t, base, T, FILTER, NONE, 0, "block%d.filter_h1", n);
+    a->h2 = take(t, base, T, FILTER, NONE, 0, "block%d.filter_h2", n);
+    a->h3 = take(t, base, T, FILTER, NONE, 0, "block%d.filter_h3", n);
+    a->k  = take(t, base, T, C, NONE, 0, "block%d.k", n);
+    if (a == first) hyena_scratch(&a->s, t, base, c, B, T, train); else a->s = first->s;
+    if (!states) return;
+    a->window = take(states, state_base, B, (HYENA_CONV - 1) * 3 * C, NONE, 0, "block%d.window", n);
+    a->inputs = take(states, state_base, B, S * C, NONE, 0, "block%d.inputs", n);
+    a->kernel = take(states, state_base, B, S * C, NONE, 0, "block%d.kernel", n);
+}
+
 // a->k (rows,C): the kernel for distances first, first+1, ...
-static void hyena_filter_forward(HyenaActs* a, const HyenaParams* p, const HyenaScratch* s, const Config* c, size_t first, size_t rows) {
+static void hyena_filter_forward(HyenaActs* a, const HyenaParams* p, const Config* c, size_t first, size_t rows) {
+    const HyenaScratch* s = &a->s;
     size_t C = c->channels, emb = c->emb, F = FILTER;
     filter_positions(a->z, first, rows, c->seq, emb);
     linear_forward(a->h1, a->z, p->w1, p->b1, rows, emb, F, emb, 0);
@@ -1140,7 +1098,8 @@ static void hyena_filter_forward(HyenaActs* a, const HyenaParams* p, const Hyena
 }
 
 // The lines of hyena_filter_forward for all T distances, last one first. s->dk comes in and is used up; g is added to.
-static void hyena_filter_backward(HyenaParams* g, HyenaActs* a, const HyenaParams* p, const HyenaScratch* s, const Config* c, size_t T) {
+static void hyena_filter_backward(HyenaParams* g, HyenaActs* a, const HyenaParams* p, const Config* c, size_t T) {
+    const HyenaScratch* s = &a->s;
     size_t F = FILTER, bytes = T * F * sizeof(real);
     filter_window(s->dk, 0, T, c->seq, c->channels);
     sine_forward(s->s, a->h3, p->freq, T, F);
@@ -1158,33 +1117,27 @@ static void hyena_filter_backward(HyenaParams* g, HyenaActs* a, const HyenaParam
     linear_backward(NULL, g->w1, g->b1, s->ds, a->z, p->w1, T, c->emb, F, c->emb);
 }
 
-// c (R,C) = k ∗ p + D p from what is carried, and carries on: the sum itself instead of an FFT.
-static void hyena_step(HyenaActs* a, const HyenaParams* p, const HyenaScratch* s, const Config* c, size_t B, size_t T) {
-    size_t C = c->channels, S = c->seq;
-    for (size_t b = 0; b < B; b++) {
-        size_t seen = a->seen[b];
-        real *past = a->past + b * S * C, *kernel = a->kernel + b * S * C;
-        if (seen + T > S) die("hyena has no kernel beyond the %zu tokens it was trained on: generate fewer, or train with a longer --seq", S);
-        hyena_filter_forward(a, p, s, c, seen, T);
-        memcpy(kernel + seen * C, a->k, T * C * sizeof(real));
-        memcpy(past + seen * C, s->p + b * T * C, T * C * sizeof(real));
-        #pragma omp parallel for
-        for (size_t c0 = 0; c0 < C; c0 += BLOCK)
-            for (size_t t = 0; t < T; t++) {
-                size_t n = smin(BLOCK, C - c0), now = seen + t;
-                real sum[BLOCK];
-                for (size_t i = 0; i < n; i++) sum[i] = p->d[c0 + i] * past[now * C + c0 + i];
-                for (size_t r = 0; r <= now; r++)
-                    for (size_t i = 0; i < n; i++) sum[i] += kernel[(now - r) * C + c0 + i] * past[r * C + c0 + i];
-                memcpy(a->c + (b * T + t) * C + c0, sum, n * sizeof(real));
-            }
-        a->seen[b] = seen + T;
+// c (1,C) = k ∗ p + D p of one more token, by the sum itself: of all p so far and the kernel, which grows by a row a token.
+static void hyena_step(HyenaActs* a, const HyenaParams* p, const Config* c) {
+    size_t C = c->channels, now = *a->past;
+    if (now >= (size_t)c->seq) die("hyena has no kernel beyond the %d tokens it was made for: end the text there", c->seq);
+    hyena_filter_forward(a, p, c, now, 1);
+    memcpy(a->kernel + now * C, a->k, C * sizeof(real));
+    memcpy(a->inputs + now * C, a->s.p, C * sizeof(real));
+    #pragma omp parallel for if (now * C > 50000)
+    for (size_t c0 = 0; c0 < C; c0 += BLOCK) {
+        size_t n = smin(BLOCK, C - c0);
+        real sum[BLOCK];
+        for (size_t i = 0; i < n; i++) sum[i] = p->d[c0 + i] * a->s.p[c0 + i];
+        for (size_t t = 0; t <= now; t++)
+            for (size_t i = 0; i < n; i++) sum[i] += a->kernel[(now - t) * C + c0 + i] * a->inputs[t * C + c0 + i];
+        memcpy(a->c + c0, sum, n * sizeof(real));
     }
 }
 
-// out (R,C) from x (R,C). T <= seq. With carry, it goes on from the tokens before.
-static void hyena_forward(real* out, const real* x, HyenaActs* a, const HyenaParams* p, const HyenaScratch* s, const Config* c,
-                          size_t B, size_t T, int carry) {
+// out (R,C) from x (R,C). T <= seq. With carry (B = T = 1), it goes on from the tokens before.
+static void hyena_forward(real* out, const real* x, HyenaActs* a, const HyenaParams* p, const Config* c, size_t B, size_t T, int carry) {
+    const HyenaScratch* s = &a->s;
     size_t R = B * T, C = c->channels;
     linear_forward(a->u, x, p->w_in, p->b_in, R, C, 3 * C, C, 0);
     short_conv_forward(a->v, a->u, p->conv_w, p->conv_b, carry ? a->window : NULL, B, T, 3 * C, HYENA_CONV);
@@ -1192,9 +1145,9 @@ static void hyena_forward(real* out, const real* x, HyenaActs* a, const HyenaPar
     for (size_t r = 0; r < R; r++)
         for (size_t i = 0; i < C; i++) s->p[r * C + i] = a->v[r * 3 * C + C + i] * a->v[r * 3 * C + 2 * C + i];
     if (carry) {
-        hyena_step(a, p, s, c, B, T);
+        hyena_step(a, p, c);
     } else {
-        hyena_filter_forward(a, p, s, c, 0, T);
+        hyena_filter_forward(a, p, c, 0, T);
         fft_twiddles(s->tw, fft_length(T));
         long_conv_forward(a->c, s->p, a->k, p->d, s->tw, fft_length(T), B, T, C);
     }
@@ -1206,8 +1159,8 @@ static void hyena_forward(real* out, const real* x, HyenaActs* a, const HyenaPar
 
 // The lines of hyena_forward, last one first:  dx0 = c dg,  dc = x0 dg,  dx1 = v dp,  dv = x1 dp. x is what went in. dx (R,C)
 // and g are added to.
-static void hyena_backward(real* dx, HyenaParams* g, const real* dout, const real* x, HyenaActs* a, const HyenaParams* p,
-                           const HyenaScratch* s, const Config* c, size_t B, size_t T) {
+static void hyena_backward(real* dx, HyenaParams* g, const real* dout, const real* x, HyenaActs* a, const HyenaParams* p, const Config* c, size_t B, size_t T) {
+    const HyenaScratch* s = &a->s;
     size_t R = B * T, C = c->channels;
     #pragma omp parallel for
     for (size_t r = 0; r < R; r++)
@@ -1226,7 +1179,7 @@ static void hyena_backward(real* dx, HyenaParams* g, const real* dout, const rea
         }
     fft_twiddles(s->tw, fft_length(T));
     long_conv_backward(s->dp, s->dk, g->d, s->dc, s->p, a->k, p->d, s->tw, fft_length(T), B, T, C);
-    hyena_filter_backward(g, a, p, s, c, T);
+    hyena_filter_backward(g, a, p, c, T);
     #pragma omp parallel for
     for (size_t r = 0; r < R; r++)
         for (size_t i = 0; i < C; i++) {
