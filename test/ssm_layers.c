@@ -70,7 +70,7 @@ static double difference(const real* a, const real* b, size_t n) {
     return sqrt(sum) / norm_of(b, n);
 }
 
-static int finite(const real* x, size_t n) {
+static int all_finite(const real* x, size_t n) {
     for (size_t i = 0; i < n; i++) if (!isfinite(x[i])) return 0;
     return 1;
 }
@@ -300,7 +300,7 @@ static void check_scan_extremes(void) {
     scan_plain(want);
     for (S.L = 1; S.L <= T; S.L = S.L == 1 ? 50 : S.L == 50 ? T : T + 1) {
         ScanGrads g = scan_gradients();
-        check(finite(S.y, R * E) && finite(g.dx, R * E) && finite(g.ddt, R * E) && finite(g.dbc, R * 2 * N) && finite(g.da, E * N) && finite(g.dd, E)
+        check(all_finite(S.y, R * E) && all_finite(g.dx, R * E) && all_finite(g.ddt, R * E) && all_finite(g.dbc, R * 2 * N) && all_finite(g.da, E * N) && all_finite(g.dd, E)
               && difference(S.y, want, R * E) <= EXACT, "scan: extreme steps, chunks of %zu: finite, error %.0e", S.L, difference(S.y, want, R * E));
         scan_grads_free(g);
     }
@@ -445,7 +445,7 @@ static void check_ssd_extremes(void) {
     ssd_plain(want);
     for (D.L = 1; D.L <= T; D.L = D.L == 1 ? 50 : D.L == 50 ? T : T + 1) {
         SsdGrads g = ssd_gradients();
-        check(finite(D.y, R * E) && finite(g.dxbc, R * W) && finite(g.ddt, R * H) && finite(g.da, H) && finite(g.dd, H)
+        check(all_finite(D.y, R * E) && all_finite(g.dxbc, R * W) && all_finite(g.ddt, R * H) && all_finite(g.da, H) && all_finite(g.dd, H)
               && difference(D.y, want, R * E) <= EXACT, "ssd: extreme steps, chunks of %zu: finite, error %.0e", D.L, difference(D.y, want, R * E));
         ssd_grads_free(g);
     }
