@@ -50,7 +50,7 @@ static uint64_t rng = 1;
 
 static real* array(size_t n, double deviation) {
     real* x = (real*)allocate(n * sizeof(real), "a test");
-    for (size_t i = 0; i < n; i++) x[i] = deviation * rng_normal(&rng);
+    for (size_t i = 0; i < n; i++) x[i] = deviation > 0 ? deviation * rng_normal(&rng) : deviation;
     return x;
 }
 
@@ -80,6 +80,7 @@ static int all_finite(const real* x, size_t n) {
 typedef struct { const char* name; real *x, *grad; size_t n; int added; } Input;
 
 // All inputs at once: the largest error, checked. The loss is sum out * weight, and backward has been run on weight.
+static double step = 1e-3;       // of the differences
 static void check_gradients(const char* what, double (*loss)(void), Input* in, int count) {
     if (!DOUBLE) return;
     double* numeric[32];
@@ -87,7 +88,7 @@ static void check_gradients(const char* what, double (*loss)(void), Input* in, i
     const char* where = "";
     for (int i = 0; i < count; i++) {
         numeric[i] = (double*)allocate(in[i].n * sizeof(double), "a test");
-        numeric_gradient(numeric[i], in[i].x, in[i].n, loss, 1e-3);
+        numeric_gradient(numeric[i], in[i].x, in[i].n, loss, step);
         all = hypot(all, numeric_norm(numeric[i], in[i].n));
     }
     for (int i = 0; i < count; i++) {
@@ -132,8 +133,9 @@ static const char* say(const char* fmt, ...) {
 
 static void check_pieces(void) {
     double worst = 0, slope = 0;
-    for (double x = -80; x <= 200; x += 0.0137) {
-        double want = x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)), e = fabs(softplus(x) / want - 1);
+    for (double at = -80; at <= 200; at += 0.0137) {
+        real x = at;
+        double want = x > 0 ? x + log1p(exp(-(double)x)) : log1p(exp((double)x)), e = fabs(softplus(x) / want - 1);
         if (!(e <= worst)) worst = e;
         double d = ((double)softplus(x + 1e-2) - softplus(x - 1e-2)) / 2e-2;
         if (x > -3 && x < 80 && !(fabs(d - sigmoid(x)) <= slope)) slope = fabs(d - sigmoid(x));
@@ -632,7 +634,8 @@ static void mixer_layout(real* params, real* grads, real* memory, real* state_me
     free(again.tensors);
 }
 
-static void mixer_make(const Kind* kind, Config c, size_t B, size_t T, int carry) {
+// Parameters from N(0, 0.5), so that nothing is 0 or 1, or with `first` as a model starts: then long texts keep their size.
+static void mixer_make(const Kind* kind, Config c, size_t B, size_t T, int carry, int first) {
     memset(&M, 0, sizeof M);
     M.kind = kind, M.c = c, M.B = B, M.T = T;
     if (kind->p_size > 512 || kind->a_size > 512) die("a test: make room for %s", kind->name);
@@ -642,6 +645,9 @@ static void mixer_make(const Kind* kind, Config c, size_t B, size_t T, int carry
     M.memory = unset(M.acts_table.total), M.state_memory = array(M.states.total, 0);
     M.x = array(n, 1), M.mid = unset(n), M.out = unset(n), M.weight = array(n, 1);
     mixer_layout(M.params, M.grads, M.memory, M.state_memory, carry);
+    for (int i = 0; first && i < M.table.count; i++)
+        for (size_t k = 0; k < M.table.tensors[i].size; k++)
+            M.params[M.table.tensors[i].offset + k] = initial_value(&M.table.tensors[i], k, &rng);
 }
 static void mixer_free(void) {
     free(M.table.tensors); free(M.acts_table.tensors); free(M.states.tensors);
@@ -658,7 +664,7 @@ static double mixer_loss(void) {
 }
 
 static void check_mixer_gradients(const Kind* kind, Config c, size_t B, size_t T) {
-    mixer_make(kind, c, B, T, 0);
+    mixer_make(kind, c, B, T, 0, 0);
     size_t n = B * T * c.channels;
     real *dmid = started(n), *dx = started(n);
     for (size_t i = 0; i < M.table.total; i++) M.grads[i] = START;
@@ -671,24 +677,26 @@ static void check_mixer_gradients(const Kind* kind, Config c, size_t B, size_t T
     in[count++] = (Input){"x", M.x, without_start(dx, n), n, 1};
     for (int i = 0; i < M.table.count && count < 32; i++) {
         Tensor* t = &M.table.tensors[i];
-        if (t->size > 1000 && T > 2) continue;          // a filter's inner matrices: at T = 1 and 2 only, for the time it takes
+        if (t->size > 1000 && T != 2) continue;         // a filter's inner matrices: at T = 2 only, for the time it takes
         in[count++] = (Input){t->name, M.params + t->offset, without_start(M.grads + t->offset, t->size), t->size, 1};
     }
+    step = 3e-4;                // two layers in a row bend more than one
     check_gradients(say("%s, two layers, B %zu T %zu C %d chunk %d", kind->name, B, T, c.channels, c.chunk), mixer_loss, in, count);
+    step = 1e-3;
     free(dmid); free(dx);
     mixer_free();
 }
 
 // T steps of one token, from a carried state, against all tokens at once; twice, with a reset between.
-static void check_mixer_steps(const Kind* kind, Config c, size_t T) {
+static void check_mixer_steps(const Kind* kind, Config c, size_t T, int first) {
     size_t C = c.channels;
-    mixer_make(kind, c, 2, T, 0);
+    mixer_make(kind, c, 2, T, 0, first);
     mixer_run(0);
     real *params = copy_of(M.params, M.table.total), *x = copy_of(M.x, 2 * T * C), *want = copy_of(M.out, 2 * T * C);
     mixer_free();
-    mixer_make(kind, c, 1, 1, 1);
+    mixer_make(kind, c, 1, 1, 1, first);
     memcpy(M.params, params, M.table.total * sizeof(real));
-    double worst = 0, unreset = 0, rms = norm_of(want, 2 * T * C) / sqrt(2.0 * T * C);
+    double worst = 0;
     for (size_t i = 0; i < 2 * T; i++) {
         if (i == T) {                                   // the state of the first text goes, also what lies behind `past`
             past = 0;
@@ -697,15 +705,13 @@ static void check_mixer_steps(const Kind* kind, Config c, size_t T) {
         memcpy(M.x, x + i * C, C * sizeof(real));
         mixer_run(1);
         past++;
-        for (size_t k = 0; k < C; k++) {
-            double e = fabs((double)M.out[k] - want[i * C + k]) / rms;
-            if (!(e <= worst)) worst = e;
-        }
+        double e = difference(M.out, want + i * C, C);
+        if (!(e <= worst)) worst = e;
     }
     past = 0;
     memcpy(M.x, x, C * sizeof(real));                   // no reset: the first token of a text must come out differently
     mixer_run(1);
-    for (size_t k = 0; k < C; k++) unreset = fmax(unreset, fabs((double)M.out[k] - want[k]) / rms);
+    double unreset = difference(M.out, want, C);
     past = 0;
     check_error(say("%s: %zu steps of one token, reset, %zu more", kind->name, T, T), worst, DOUBLE ? 1e-11 : 5e-5);
     check(unreset > 1e-3, "%s: without a reset the past shows: %.0e", kind->name, unreset);
@@ -717,7 +723,7 @@ static void check_mixer_steps(const Kind* kind, Config c, size_t T) {
 static void check_mixer_causal(const Kind* kind, Config c, size_t T, double tolerance) {
     size_t C = c.channels;
     double before = 0, at = 1e9;
-    mixer_make(kind, c, 1, T, 0);
+    mixer_make(kind, c, 1, T, 0, 1);
     mixer_run(0);
     real* want = copy_of(M.out, T * C);
     double rms = norm_of(want, T * C) / sqrt((double)T * C);
@@ -743,7 +749,7 @@ static void check_mixer_chunks(const Kind* kind, Config c, size_t T) {
     for (int i = -1; i < 5; i++) {
         if (i >= 0) c.chunk = lengths[i];
         rng = seed;                                     // the same weights and inputs
-        mixer_make(kind, c, 2, T, 0);
+        mixer_make(kind, c, 2, T, 0, 1);
         if (!params) params = copy_of(M.params, M.table.total), x = copy_of(M.x, n);
         memcpy(M.params, params, M.table.total * sizeof(real));
         memcpy(M.x, x, n * sizeof(real));
@@ -819,7 +825,7 @@ static void check_first_weights(void) {
     size_t n = 0;
     const Tensor* t = NULL;
     Config c = {.channels = 256, .layers = 5, .seq = 1024, .d_state = 16, .expand = 2, .conv = 4, .head_dim = 64, .emb = 33};
-    mixer_make(&kind_mamba, c, 1, 1, 0);
+    mixer_make(&kind_mamba, c, 1, 1, 0, 0);
     check(parameters() == 437760, "mamba, C 256: %zu parameters a layer, 437760 (5 of them, norms, 2 VC: 27,921,920)", parameters());
     check_uniform("block1.w_in", 1 / 16.0);
     check_uniform("block1.conv_w", 0.5);
@@ -840,7 +846,7 @@ static void check_first_weights(void) {
 
     c.d_state = 128;
     c.layers = 4;
-    mixer_make(&kind_mamba2, c, 1, 1, 0);
+    mixer_make(&kind_mamba2, c, 1, 1, 0, 0);
     check(parameters() == 1288 * 256 + 768 * 5 + 3 * 8 + 512 + 256 * 512, "mamba2, C 256: %zu parameters a layer", parameters());
     check_uniform("block1.w_in", 1 / 16.0);
     check_uniform("block1.conv_w", 0.5);
@@ -848,20 +854,20 @@ static void check_first_weights(void) {
     check_constant("block1.d", 8, 1);
     check_constant("block1.gate_norm_w", 512, 1);
     check_steps_bias(8);
-    c.channels = 4096, c.head_dim = 1;                  // 8192 heads, for the statistics
+    c.channels = 1024, c.head_dim = 1, c.d_state = 1;   // 2048 heads, for the statistics
     mixer_free();
-    mixer_make(&kind_mamba2, c, 1, 1, 0);
+    mixer_make(&kind_mamba2, c, 1, 1, 0, 0);
     a = drawn("block1.a_log", &n, &t);
     double low = 1e9, high = 0, mean = 0;
     for (size_t i = 0; i < n; i++) { low = fmin(low, exp(a[i])), high = fmax(high, exp(a[i])), mean += exp(a[i]) / n; }
-    check(n == 8192 && low >= 1 && low < 1.02 && high <= 16.0001 && high > 15.98 && fabs(mean - 8.5) < 0.2, "mamba2 -A: from %.3f to %.3f, mean %.3f for 8.5", low, high, mean);
-    check_steps_bias(8192);
+    check(n == 2048 && low >= 1 && low < 1.1 && high <= 16.0001 && high > 15.9 && fabs(mean - 8.5) < 0.4, "mamba2 -A: from %.3f to %.3f, mean %.3f for 8.5", low, high, mean);
+    check_steps_bias(2048);
     check(decays("block1.a_log") == 0 && decays("block1.conv_w") == 0 && decays("block1.gate_norm_w") == 0 && decays("block1.w_in") == 1 && decays("block1.w_out") == 1,
           "mamba2: weight decay for the two matrices alone");
     mixer_free();
 
     c.channels = 512;
-    mixer_make(&kind_hyena, c, 1, 1, 0);
+    mixer_make(&kind_hyena, c, 1, 1, 0, 0);
     check(parameters() == 4 * 512 * 512 + 3 * 512 + 4 * 1536 + 64 * 34 + 2 * 64 * 65 + 512 * 64 + 64 + 512 + 512, "hyena, C 512, emb 33: %zu parameters a layer", parameters());
     check_uniform("block1.w_in", 1 / sqrt(512));
     check_uniform("block1.b_in", 1 / sqrt(512));
@@ -937,10 +943,10 @@ int main(void) {
     const Kind* kinds[] = {&kind_mamba, &kind_mamba2, &kind_hyena};
     for (int k = 0; k < 3; k++) {
         for (int i = 0; i < 4; i++) check_mixer_gradients(kinds[k], c, shapes[i][0], shapes[i][1]);
-        check_mixer_steps(kinds[k], c, 23);
+        check_mixer_steps(kinds[k], c, 23, 0);
         Config wide = c;
         wide.channels = 40, wide.head_dim = 16, wide.chunk = 0, wide.seq = 150, wide.emb = 33;
-        check_mixer_steps(kinds[k], wide, 150);
+        check_mixer_steps(kinds[k], wide, 150, 1);
         check_mixer_causal(kinds[k], wide, 101, kinds[k] == &kind_hyena ? (DOUBLE ? 1e-12 : 1e-5) : 0);
         if (kinds[k] != &kind_hyena) check_mixer_chunks(kinds[k], wide, 97);
     }
