@@ -762,6 +762,35 @@ static void check_mixer_chunks(const Kind* kind, Config c, size_t T) {
     free(params); free(x); free(want);
 }
 
+// A training step's every number, to the bit, on 1, 2 and 3 threads.
+static void check_mixer_threads(const Kind* kind, Config c) {
+#ifdef _OPENMP
+    size_t B = 2, T = 97, n = B * T * c.channels;
+    real *out = NULL, *grads = NULL, *dx = NULL;
+    uint64_t seed = rng;
+    int same = 1, before = omp_get_max_threads();
+    for (int threads = 1; threads <= 3; threads++) {
+        omp_set_num_threads(threads);
+        rng = seed;
+        mixer_make(kind, c, B, T, 0, 1);
+        real *dmid = array(n, 0), *d = array(n, 0);
+        mixer_run(0);
+        M.kind->backward(dmid, M.g[1], M.weight, M.mid, M.a[1], M.p[1], &c, B, T);
+        M.kind->backward(d, M.g[0], dmid, M.x, M.a[0], M.p[0], &c, B, T);
+        if (threads == 1) out = copy_of(M.out, n), grads = copy_of(M.grads, M.table.total), dx = copy_of(d, n);
+        same &= same_bits(M.out, out, n) && same_bits(M.grads, grads, M.table.total) && same_bits(d, dx, n);
+        free(dmid); free(d);
+        if (threads < 3) mixer_free();
+    }
+    check(same && norm_of(grads, M.table.total) > 0, "%s: the same bits on 1, 2 and 3 threads", kind->name);
+    mixer_free();
+    free(out); free(grads); free(dx);
+    omp_set_num_threads(before);
+#else
+    (void)kind; (void)c;
+#endif
+}
+
 // ----------------------------------------------------------------------------------------------------------------
 // first weights
 
@@ -950,6 +979,7 @@ int main(void) {
         check_mixer_steps(kinds[k], wide, 150, 1);
         check_mixer_causal(kinds[k], wide, 101, kinds[k] == &kind_hyena ? (DOUBLE ? 1e-12 : 1e-5) : 0);
         if (kinds[k] != &kind_hyena) check_mixer_chunks(kinds[k], wide, 97);
+        check_mixer_threads(kinds[k], wide);
     }
     c.emb = 33;
     check_mixer_gradients(&kind_hyena, c, 2, 5);
