@@ -54,6 +54,9 @@ static inline real fast_log1p(real u) {
 // log(1 + e^x), written so that no e^x overflows: for x > 0 it is x + log(1 + e^-x). Its derivative is sigmoid(x).
 static inline real softplus(real x) { return (x > 0 ? x : 0) + fast_log1p(fast_exp(x > 0 ? -x : x)); }
 
+// e^x of an x <= 0, and 0 where e^x is: fast_exp ends at e^-87, which times a decay rate of e^87 would look like one.
+static inline real decay_exp(real x) { return x < -87 ? 0 : fast_exp(x); }
+
 // ----------------------------------------------------------------------------------------------------------------
 // short causal convolution: every channel on its own, over the last K tokens
 
@@ -152,7 +155,7 @@ static void selective_scan_forward(real* y, real* starts, const real* x, const r
             for (size_t k = 0; k < N; k++) {
                 real Bk = bct[k], Ck = bct[N + k];
                 for (size_t c = 0; c < LANES; c++) {
-                    real now = fast_exp(delta[c] * A[k * LANES + c]) * h[k * LANES + c] + Bk * dx[c];
+                    real now = decay_exp(delta[c] * A[k * LANES + c]) * h[k * LANES + c] + Bk * dx[c];
                     h[k * LANES + c] = now;
                     sum[c] += Ck * now;
                 }
@@ -214,7 +217,7 @@ static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log
                         real *now = h + (t + 1) * wide + k * LANES, *decay = a + t * wide + k * LANES, Bk = bc[row * 2 * N + k];
                         #pragma omp simd
                         for (size_t c = 0; c < LANES; c++) {
-                            decay[c] = fast_exp(delta[c] * A[k * LANES + c]);
+                            decay[c] = decay_exp(delta[c] * A[k * LANES + c]);
                             now[c] = decay[c] * before[c] + Bk * in[c];
                         }
                     }
@@ -291,9 +294,9 @@ static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log
 static real ssd_steps(real* delta, real* from_start, real* to_end, const real* dt, real a_log, real b_dt, size_t len, size_t H) {
     real A = -fast_exp(a_log), sum = 0;
     for (size_t t = 0; t < len; t++) delta[t] = softplus(dt[t * H] + b_dt);
-    for (size_t t = 0; t < len; t++) from_start[t] = fast_exp(sum += delta[t] * A);
+    for (size_t t = 0; t < len; t++) from_start[t] = decay_exp(sum += delta[t] * A);
     sum = 0;
-    for (size_t t = len; t-- > 0; sum += delta[t] * A) to_end[t] = fast_exp(sum);
+    for (size_t t = len; t-- > 0; sum += delta[t] * A) to_end[t] = decay_exp(sum);
     return A;
 }
 
@@ -303,7 +306,7 @@ static void ssd_decays(real* decay, real* between, const real* delta, real A, si
     for (size_t t = 0; t < len; t++) {
         for (size_t j = 0; j < t; j++) between[j] += delta[t] * A;
         between[t] = 0;
-        for (size_t j = 0; j <= t; j++) decay[t * L + j] = fast_exp(between[j]);
+        for (size_t j = 0; j <= t; j++) decay[t * L + j] = decay_exp(between[j]);
     }
 }
 
