@@ -37,6 +37,9 @@ static const Case CASES[] = {
 // phi of linear attention has a kink in its slope at 0: differences that reach across it are wrong by about their step.
 #define GRADIENT_STEP 1e-5
 
+// How far one-token steps in float may be off, of the logits' rms: with parameters of 0.5 the logits before a softmax are large.
+#define DECODE_TOLERANCE 5e-5
+
 // How large parameters may be with everything still finite. (Mamba multiplies three of them with no norm between.)
 #define EXTREME_PARAMETERS 10
 
