@@ -924,6 +924,18 @@ __device__ void tile_columns(float o[4][N], const float z[4][4], int piece) {
         if (j / 4 == piece) for (int i = 0; i < 4; i++) o[i][j] += z[i][j % 4];
 }
 
+// o *= phi'(x), x as for tile_load
+template <int N>
+__device__ void tile_slope(float o[4][N], const floatX* x, int n, size_t stride, int D) {
+    #pragma unroll
+    for (int i = 0; i < 4; i++)
+        #pragma unroll
+        for (int j = 0; j < N; j++) {
+            int row = threadIdx.x / 8 + 8 * i, c = threadIdx.x % 8 + 8 * j;
+            if (row < n && c < D) o[i][j] *= phi_slope((float)x[row * stride + c]);
+        }
+}
+
 // The thread's share of a result goes to x: n rows of D numbers, `stride` apart.
 template <int N>
 __device__ void tile_store(floatX* x, const float o[4][N], float scale, int n, size_t stride, int D) {
@@ -1348,9 +1360,7 @@ __global__ void __launch_bounds__(64, 4) linear_attention_backward_q_kernel(floa
         __syncthreads();
         tile_add<N>(dq, p, SQUARE, 1, k);
     }
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < N; j++)
-            if (ty + 8 * i < at.n && tx + 8 * j < (int)a.D) dq[i][j] *= phi_slope((float)rows[(at.t + ty + 8 * i) * a.W + at.h * a.D + tx + 8 * j]);
+    tile_slope<N>(dq, rows + at.t * a.W + at.h * a.D, at.n, a.W, a.D);
     tile_store<N>(dqkv + r0 * a.W + at.h * a.D, dq, 1, at.n, a.W, a.D);
 }
 // dk and dv of 32 keys, from U behind the chunk and the chunk's own queries, of every head of the group.
@@ -1404,9 +1414,7 @@ __global__ void __launch_bounds__(64, 4) linear_attention_backward_kv_kernel(flo
             tile_add<N>(dv, p, SQUARE, 1, n);
             tile_add<N>(dk, dp, SQUARE, 1, q);
         }
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < N; j++)
-            if (ty + 8 * i < at.n && tx + 8 * j < (int)a.D) dk[i][j] *= phi_slope((float)keys[(at.t + ty + 8 * i) * a.W + tx + 8 * j]);
+    tile_slope<N>(dk, keys + at.t * a.W, at.n, a.W, a.D);
     floatX* dkeys = dqkv + (at.b * a.T + at.t) * a.W + (a.H + at.h) * a.D;
     tile_store<N>(dkeys, dk, 1, at.n, a.W, a.D);
     tile_store<N>(dkeys + a.G * a.D, dv, 1, at.n, a.W, a.D);
