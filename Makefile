@@ -2,7 +2,7 @@
 # make test    every test; needs gcc (or clang) and nothing else
 # make help    the rest
 
-MODELS := harmonic
+MODELS := harmonic baselines
 MODEL  ?= $(MODELS)
 
 # ------------------------------------------------------------------------------------------------------------------
