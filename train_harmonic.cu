@@ -232,8 +232,8 @@ template <typename F> static cudaDataType_t type_of(const F*) { return sizeof(F)
 // C(M,N) = alpha op(A)(M,K) op(B)(K,N) + beta C, with sums over k in float. op is the transpose where ta or tb is set.
 // All matrices are row by row, with lda, ldb, ldc numbers from one row to the next. cuBLAS thinks in columns: to it each
 // of them is its own transpose, so it is asked for Cᵀ = op(B)ᵀ op(A)ᵀ. C is floatX, or float where it is added to.
-template <typename Out>
-static void matmul(Out* C, const floatX* A, const floatX* B, size_t M, size_t N, size_t K, size_t ldc, size_t lda, size_t ldb,
+template <typename Out, typename F>
+static void matmul(Out* C, const F* A, const F* B, size_t M, size_t N, size_t K, size_t ldc, size_t lda, size_t ldb,
                    int ta, int tb, float alpha, float beta) {
     cublasCheck(cublasGemmEx(cublas, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N, (int)N, (int)M, (int)K,
                              &alpha, B, type_of(B), (int)ldb, A, type_of(A), (int)lda, &beta, C, type_of(C), (int)ldc,
@@ -305,7 +305,8 @@ enum { SPLITS = 128 };
 static size_t split_count(size_t rows) { return smin(SPLITS, (rows + 63) / 64); }
 
 // partial(splits,C): sums of x(rows,C) over `piece` rows each
-__global__ void sum_rows_kernel(float* partial, const floatX* x, size_t rows, size_t piece, int C) {
+template <typename F>
+__global__ void sum_rows_kernel(float* partial, const F* x, size_t rows, size_t piece, int C) {
     __shared__ float part[8][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
     size_t begin = blockIdx.y * piece, end = begin + piece < rows ? begin + piece : rows;
@@ -325,42 +326,44 @@ __global__ void sum_partials_kernel(float* out, const float* partial, int splits
     out[c] += sum;
 }
 // out(C) += sum over r of x(rows,C): the gradient of every bias
-static void sum_rows(float* out, const floatX* x, size_t rows, size_t C) {
+template <typename F>
+static void sum_rows(float* out, const F* x, size_t rows, size_t C) {
     size_t splits = split_count(rows), piece = (rows + splits - 1) / splits;
-    sum_rows_kernel<<<dim3(blocks(C, 32), (unsigned)splits), 256>>>(workspace, x, rows, piece, (int)C);
+    sum_rows_kernel<F><<<dim3(blocks(C, 32), (unsigned)splits), 256>>>(workspace, x, rows, piece, (int)C);
     cudaCheck(cudaGetLastError());
     sum_partials_kernel<<<blocks(C, 64), 64>>>(out, workspace, (int)splits, (int)C);
     cudaCheck(cudaGetLastError());
 }
 
 // out(rows,C) += bias(C)
-template <int N>
-__global__ void add_bias_kernel(floatX* out, const float* bias, size_t rows, int C) {
+template <int N, typename F>
+__global__ void add_bias_kernel(F* out, const float* bias, size_t rows, int C) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (i >= rows * C) return;
     int c = i % C;
-    Pack<floatX, N> x = load<N>(out + i);
-    for (int k = 0; k < N; k++) x.v[k] = (floatX)((float)x.v[k] + bias[c + k]);
+    Pack<F, N> x = load<N>(out + i);
+    for (int k = 0; k < N; k++) x.v[k] = (F)((float)x.v[k] + bias[c + k]);
     store<N>(out + i, x);
 }
 
 // out(rows,OC) = inp(rows,IC) wᵀ + bias, w (OC,IC) with row stride ldw >= IC, so that w may be some columns of a wider
 // matrix: W [x ; e] is computed as W_left x + W_right e (add = 1 for the second), and nothing is concatenated.
-static void linear_forward(floatX* out, const floatX* inp, const floatX* w, const float* bias,
+template <typename F>
+static void linear_forward(F* out, const F* inp, const F* w, const float* bias,
                            size_t rows, size_t IC, size_t OC, size_t ldw, int add) {
     matmul(out, inp, w, rows, OC, IC, OC, IC, ldw, 0, 1, 1, add);
     if (!bias) return;
-    if (OC % 8 == 0) add_bias_kernel<8><<<blocks(rows * OC / 8, 256), 256>>>(out, bias, rows, (int)OC);
-    else             add_bias_kernel<1><<<blocks(rows * OC, 256), 256>>>(out, bias, rows, (int)OC);
+    if (OC % 8 == 0) add_bias_kernel<8, F><<<blocks(rows * OC / 8, 256), 256>>>(out, bias, rows, (int)OC);
+    else             add_bias_kernel<1, F><<<blocks(rows * OC, 256), 256>>>(out, bias, rows, (int)OC);
     cudaCheck(cudaGetLastError());
 }
 
 // out = inp wᵀ + bias  =>  dinp = dout w,  dw = doutᵀ inp,  dbias = sum of dout's rows (NULL: not wanted). dw and dbias are
 // added to; dinp is with add = 1 and must be float then: one rounding to bf16 per term would be too many.
-template <typename D>
-static void linear_backward(D* dinp, float* dw, float* dbias, const floatX* dout, const floatX* inp, const floatX* w,
+template <typename D, typename F>
+static void linear_backward(D* dinp, float* dw, float* dbias, const F* dout, const F* inp, const F* w,
                             size_t rows, size_t IC, size_t OC, size_t ldw, int add) {
-    matmul(dinp, dout, w, rows, IC, OC, IC, OC, ldw, 0, 0, 1, add);
+    if (dinp) matmul(dinp, dout, w, rows, IC, OC, IC, OC, ldw, 0, 0, 1, add);
     matmul(dw, dout, inp, OC, IC, rows, ldw, OC, IC, 1, 0, 1, 1);
     if (dbias) sum_rows(dbias, dout, rows, OC);
 }
