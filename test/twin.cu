@@ -224,6 +224,170 @@ static void check_layernorm(size_t rows, size_t C, int weights, int add) {
 }
 #endif
 
+#ifdef HAS_RMSNORM
+// x of type X, dx of type D, as for layernorm
+template <typename D, typename X>
+static void check_rmsnorm(size_t rows, size_t C, int add) {
+    float *x = random_array(rows * C, 2), *w = random_array(C, 1), *dout = random_array(rows * C, 1), *out = host_array(rows * C), *rstd = host_array(rows);
+    float *dx = random_array(rows * C, 1), *dw = random_array(C, 1);
+    X* Xs = to_device<X>(x, rows * C);
+    floatX* Out = unwritten<floatX>(rows * C);
+    float *W = to_device<float>(w, C), *Rstd = unwritten<float>(rows), *DOut = to_device<float>(dout, rows * C), *DW = to_device<float>(dw, C);
+    D* DX = add ? to_device<D>(dx, rows * C) : unwritten<D>(rows * C);
+    workspace_reserve(2 * C * split_count(rows));
+    rmsnorm_forward(Out, Rstd, Xs, W, rows, C);
+    rmsnorm_backward(DX, DW, DOut, Xs, Rstd, W, rows, C, add);
+    if (!add) memset(dx, 0, rows * C * sizeof(float));
+    ref_rmsnorm_forward(out, rstd, x, w, rows, C);
+    ref_rmsnorm_backward(dx, dw, dout, x, rstd, w, rows, C);
+    double e_out = error_of(Out, out, rows * C), e_stat = error_of(Rstd, rstd, rows), e_dx = error_of(DX, dx, rows * C), e_dw = error_of(DW, dw, C);
+    check(e_out <= LAYER_BOUND && e_stat <= 1e-5 && (C == 1 || e_dx <= (sizeof(D) == 2 ? LAYER_BOUND : 1e-5)) && e_dw <= 1e-5,
+          "rmsnorm, rows %zu, C %zu%s, x %s, dx %s: out %.1e, rstd %.1e, dx %.1e, dw %.1e", rows, C, add ? ", added" : "",
+          sizeof(X) == 2 ? "bf16" : "float", sizeof(D) == 2 ? "bf16" : "float", e_out, e_stat, e_dx, e_dw);
+    cudaCheck(cudaFree(Xs)); cudaCheck(cudaFree(W)); cudaCheck(cudaFree(DOut));
+    free(x); free(w); free(dout); free(out); free(rstd); free(dx); free(dw);
+}
+#endif
+
+#ifdef HAS_GELU
+static void check_gelu(size_t rows, size_t C) {
+    float *z = random_array(rows * C, 3), *bias = random_array(C, 1), *sum = host_array(rows * C), *out = host_array(rows * C), *d = random_array(rows * C, 1);
+    z[0] = (float)(floatX)-1e4f;                    // gelu(-1e4) is 0, not NaN
+    for (size_t i = 0; i < rows * C; i++) sum[i] = z[i] + bias[i % C];
+    floatX *Z = to_device<floatX>(z, rows * C), *Out = unwritten<floatX>(rows * C), *D = to_device<floatX>(d, rows * C);
+    float* Bias = to_device<float>(bias, C);
+    gelu_forward(Out, Z, Bias, rows, C);
+    gelu_backward(D, Z, Bias, rows, C);
+    ref_gelu_forward(out, sum, rows, C);
+    ref_gelu_backward(d, sum, rows, C);
+    double e1 = error_of(Out, out, rows * C), e2 = error_of(D, d, rows * C);
+    check(e1 <= LAYER_BOUND && e2 <= LAYER_BOUND, "gelu, rows %zu, C %zu: out %.1e, d %.1e", rows, C, e1, e2);
+    cudaCheck(cudaFree(Z)); cudaCheck(cudaFree(Bias));
+    free(z); free(bias); free(sum); free(out); free(d);
+}
+#endif
+
+#ifdef HAS_SWIGLU
+static void check_swiglu(size_t rows, size_t C) {
+    size_t n = rows * C;
+    float *z = random_array(n, 3), *up = random_array(n, 1), *out = host_array(n), *d = random_array(n, 1), *dup = host_array(n);
+    floatX *Z = to_device<floatX>(z, n), *Up = to_device<floatX>(up, n), *Out = unwritten<floatX>(n), *D = to_device<floatX>(d, n), *DUp = unwritten<floatX>(n);
+    swiglu_forward(Out, Z, Up, rows, C);
+    swiglu_backward(D, DUp, Z, Up, rows, C);
+    ref_swiglu_forward(out, z, up, rows, C);
+    ref_swiglu_backward(d, dup, z, up, rows, C);
+    double e1 = error_of(Out, out, n), e2 = error_of(D, d, n), e3 = error_of(DUp, dup, n);
+    check(e1 <= LAYER_BOUND && e2 <= LAYER_BOUND && e3 <= LAYER_BOUND, "swiglu, rows %zu, C %zu: out %.1e, dz %.1e, dup %.1e", rows, C, e1, e2, e3);
+    cudaCheck(cudaFree(Z)); cudaCheck(cudaFree(Up));
+    free(z); free(up); free(out); free(d); free(dup);
+}
+#endif
+
+#ifdef HAS_POSITIONS
+static void check_positions(size_t past, size_t B, size_t T, size_t C) {
+    float *x = random_array(B * T * C, 1), *wpe = random_array((past + T) * C, 1), *dx = random_array(B * T * C, 1), *dwpe = random_array(T * C, 1);
+    floatX* Rounded = to_device<floatX>(x, B * T * C);
+    float *X = to_device<float>(x, B * T * C), *Wpe = to_device<float>(wpe, (past + T) * C), *DX = to_device<float>(dx, B * T * C), *DWpe = to_device<float>(dwpe, T * C);
+    positions_forward(Rounded, Wpe, past, B, T, C);
+    positions_forward(X, Wpe, past, B, T, C);
+    positions_backward(DWpe, DX, B, T, C);
+    ref_positions_forward(x, wpe, past, B, T, C);
+    ref_positions_backward(dwpe, dx, B, T, C);
+    double e1 = error_of(Rounded, x, B * T * C), e2 = error_of(X, x, B * T * C), e3 = error_of(DWpe, dwpe, T * C);
+    check(e1 <= LAYER_BOUND && e2 <= 1e-5 && e3 <= 1e-5, "positions, B %zu, T %zu, C %zu: x %.1e, float x %.1e, dwpe %.1e", B, T, C, e1, e2, e3);
+    cudaCheck(cudaFree(Wpe)); cudaCheck(cudaFree(DX));
+    free(x); free(wpe); free(dx); free(dwpe);
+}
+#endif
+
+#ifdef HAS_ATTENTION
+static void check_rope(size_t past, size_t B, size_t T, size_t H, size_t G, size_t D) {
+    size_t W = (H + 2 * G) * D, n = B * T * W;
+    float *x = random_array(n, 1), *table = host_array(T * D), *back = host_array(n);
+    float* Table = unwritten<float>(T * D);
+    floatX *X = to_device<floatX>(x, n), *Back = to_device<floatX>(x, n);
+    memcpy(back, x, n * sizeof(float));
+    rope_table(Table, past, T, D);
+    rope(X, Table, 1, B, T, W, H + G, D);
+    rope(Back, Table, -1, B, T, W, H + G, D);
+    ref_rope_table(table, past, T, D);
+    ref_rope(x, table, 1, B, T, W, H + G, D);
+    ref_rope(back, table, -1, B, T, W, H + G, D);
+    double e1 = error_of(X, x, n), e2 = error_of(Back, back, n), e3 = error_of(Table, table, T * D);
+    check(e1 <= LAYER_BOUND && e2 <= LAYER_BOUND && e3 <= 1e-6, "rope from %zu on, B %zu, T %zu, heads %zu + %zu of %zu: x %.1e, back %.1e, table %.1e", past, B, T, H, G, D, e1, e2, e3);
+    free(x); free(table); free(back);
+}
+
+// Columns c0 .. c1-1 of a against those of b, both (rows, width)
+static double error_of_columns(const float* a, const float* b, size_t rows, size_t width, size_t c0, size_t c1) {
+    double error = 0, norm = 0;
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = c0; c < c1; c++) {
+            error += pow((double)a[r * width + c] - b[r * width + c], 2);
+            norm += pow(b[r * width + c], 2);
+        }
+    return ratio(sqrt(error), sqrt(norm));
+}
+
+// size: of the scores; linear attention starts from a state.
+static void check_attention(int linear, size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D, double size) {
+    size_t W = (H + 2 * G) * D, R = B * T, C = H * D, states = B * G * (D + 1) * D;
+    float *qkv = random_array(R * W, sqrt(size)), *dout = random_array(R * C, 1), *out = host_array(R * C), *lse = host_array(R * H);
+    float *dqkv = host_array(R * W), *delta = host_array(R * H), *state = host_array(states), *start = random_array(states, 0.3);
+    floatX *QKV = to_device<floatX>(qkv, R * W), *DOut = to_device<floatX>(dout, R * C), *Out = unwritten<floatX>(R * C), *DQKV = unwritten<floatX>(R * W);
+    float *Lse = unwritten<float>(R * H), *Delta = unwritten<float>(R * H);
+    workspace_reserve(linear_attention_workspace(B, T, G, D));
+    double e_state = 0;
+    if (linear) {                                   // z stays positive
+        for (size_t i = 0; i < states; i++) start[i] = (float)fabs(start[i]);
+        memcpy(state, start, states * sizeof(float));
+        float* State = to_device<float>(start, states);
+        linear_attention_forward(Out, Lse, State, QKV, B, T, H, G, D);
+        ref_linear_attention_forward(out, lse, state, qkv, B, T, H, G, D);
+        e_state = error_of(State, state, states);
+        e_state = worst(e_state, error_of(Out, out, R * C));
+        Out = unwritten<floatX>(R * C);
+        memset(state, 0, states * sizeof(float));
+        linear_attention_forward(Out, Lse, NULL, QKV, B, T, H, G, D);
+        ref_linear_attention_forward(out, lse, state, qkv, B, T, H, G, D);
+    } else {
+        attention_forward(Out, Lse, QKV, window, block, B, T, H, G, D);
+        ref_attention_forward(out, lse, qkv, window, block, B, T, H, G, D);
+    }
+    float *stored = host_array(R * C), *lse_stored = host_array(R * H), *got = host_array(R * W);       // both backwards get what CUDA stored
+    device_read(stored, Out, R * C);
+    device_read(lse_stored, Lse, R * H);
+    double e_out = error_of(Out, out, R * C), e_lse = ratio(distance_of(lse_stored, lse, R * H), norm_of(lse, R * H) + sqrt((double)R * H));
+    Out = to_device<floatX>(stored, R * C);
+    if (linear) {
+        linear_attention_backward(DQKV, Delta, DOut, Out, Lse, QKV, B, T, H, G, D);
+        ref_linear_attention_backward(dqkv, state, dout, stored, lse_stored, qkv, B, T, H, G, D);
+    } else {
+        attention_backward(DQKV, Delta, DOut, Out, Lse, QKV, window, block, B, T, H, G, D);
+        ref_attention_backward(dqkv, delta, dout, stored, lse_stored, qkv, window, block, B, T, H, G, D);
+    }
+    device_read(got, DQKV, R * W);
+    double e_q = error_of_columns(got, dqkv, R, W, 0, C), e_k = error_of_columns(got, dqkv, R, W, C, C + G * D);
+    double e_v = error_of_columns(got, dqkv, R, W, C + G * D, W), e_all = error_of(DQKV, dqkv, R * W);
+    if (T == 1 || window == 1 || block == 1) e_q = e_k = e_all;         // one key: o is v whatever q and k are, and dq and dk are noise
+    check(e_out <= LAYER_BOUND && e_lse <= 1e-5 && e_state <= LAYER_BOUND && e_q <= 2 * LAYER_BOUND && e_k <= 2 * LAYER_BOUND && e_v <= LAYER_BOUND && e_all <= LAYER_BOUND,
+          "%sattention, window %zu, block %zu, B %zu, T %zu, %zu heads on %zu, of %zu, scores of size %g: out %.1e, log sums %.1e, state %.1e, dq %.1e, dk %.1e, dv %.1e",
+          linear ? "linear " : "", window, block, B, T, H, G, D, size, e_out, e_lse, e_state, e_q, e_k, e_v);
+    cudaCheck(cudaFree(QKV)); cudaCheck(cudaFree(DOut)); cudaCheck(cudaFree(Out)); cudaCheck(cudaFree(Lse)); cudaCheck(cudaFree(Delta));
+    free(qkv); free(dout); free(out); free(lse); free(dqkv); free(delta); free(state); free(start); free(stored); free(lse_stored); free(got);
+}
+static void check_attention_step(size_t room, size_t t, size_t first, size_t H, size_t G, size_t D) {
+    float *q = random_array(H * D, 1), *cache = random_array(room * 2 * G * D, 1), *out = host_array(H * D);
+    floatX *Q = to_device<floatX>(q, H * D), *Cache = to_device<floatX>(cache, room * 2 * G * D), *Out = unwritten<floatX>(H * D);
+    attention_step(Out, Q, Cache, room, t, first, H, G, D);
+    ref_attention_step(out, q, cache, room, t, first, H, G, D);
+    double e = error_of(Out, out, H * D);
+    check(e <= LAYER_BOUND, "attention of one token, %zu .. %zu, room %zu, %zu heads on %zu, of %zu: %.1e", first, t, room, H, G, D, e);
+    cudaCheck(cudaFree(Q)); cudaCheck(cudaFree(Cache));
+    free(q); free(cache); free(out);
+}
+#endif
+
 #ifdef HAS_SCAN
 static void check_scan(size_t B, size_t T, size_t C, double lo, double hi, double size) {
     size_t n = B * T * C;
@@ -275,7 +439,7 @@ static double compare_tensors(Ref* r, const Model* m, int kind, const float* got
         double norm = before ? distance_of(want, before + t->offset, n) : norm_of(want, n), least = floor * sqrt(all);
         double error = ratio(distance_of(got + t->offset, want, n), norm > least ? norm : least);
         apart += pow(distance_of(got + t->offset, want, n), 2);
-        if (zero_by_structure(&m->config, name, T)) {       // noise on both sides: held only against all
+        if (ref_zero_by_structure(&m->config, name, T)) {       // noise on both sides: held only against all
             if (kind == REF_PARAM) continue;
             error = distance_of(got + t->offset, want, n) <= (BF16 ? 1e-3 : 1e-6) * sqrt(all) ? 0 : NAN;
         }
@@ -283,6 +447,21 @@ static double compare_tensors(Ref* r, const Model* m, int kind, const float* got
     }
     *together = ratio(sqrt(apart), sqrt(all));
     return top;
+}
+// Where a query sees one key only, its gradient is zero but for rounding, and AdamW makes a full step of it: of numbers whose
+// gradient is that small against the largest of their tensor, `got` and `before` are set to what the .c has.
+static void forget_noise(Ref* r, const Model* m, const float* grads, float* got, float* before) {
+    for (int i = 0; i < ref_tensors(r); i++) {
+        size_t n;
+        const float* want = ref_tensor(r, REF_PARAM, ref_tensor_name(r, i), &n);
+        const Tensor* t = find_tensor(m, ref_tensor_name(r, i));
+        double top = 0;
+        for (size_t k = 0; k < n; k++) top = fmax(top, fabs(grads[t->offset + k]));
+        for (size_t k = 0; k < n; k++) {
+            double g = fabs(grads[t->offset + k]);
+            if (g > 0 && g < (BF16 ? 1e-3 : 1e-5) * top) got[t->offset + k] = before[t->offset + k] = want[k];
+        }
+    }
 }
 static float* read_all(const float* device, size_t n) {
     float* host = host_array(n);
@@ -350,14 +529,14 @@ static void check_model(const char* name, Config c, int B, int T) {
 
     // one forward and backward, from parameters among which none is 0 or 1
     set_parameters(r, &m);
-    if (carries(&c)) set_states(r, &m);
+    if (ref_carries(&c)) set_states(r, &m);
     int *tokens = random_tokens(R, c.vocab, 0), *targets = random_tokens(R, c.vocab, R > 4);
     double want = ref_forward(r, tokens, targets, 1), loss = model_forward(&m, tokens, targets, 1);
     float *logits = host_array(R * V), *ref = host_array(R * V);
     model_logits(&m, 0, R, logits);
     ref_logits(r, 0, R, ref);
     double e_loss = ratio(fabs(loss - want), want), e_logits = distance_of(logits, ref, R * V) / norm_of(ref, R * V);
-    double e_state = carries(&c) ? compare_states(r, &m, 0) : 0;
+    double e_state = ref_carries(&c) ? compare_states(r, &m, 0) : 0;
     size_t counted, correct;
     ref_counts(r, &counted, &correct);
     check(e_loss <= LOSS_BOUND && e_logits <= LOGIT_BOUND && e_state <= LOGIT_BOUND && m.counted == counted && (BF16 || m.correct == correct),
@@ -397,6 +576,7 @@ static void check_model(const char* name, Config c, int B, int T) {
     free(params);
     params = read_all(m.param_memory, m.table.total);
     const char* which_update;
+    forget_noise(r, &m, grads, params, before);
     double e_param = compare_tensors(r, &m, REF_PARAM, params, NULL, 1e-3, T, &which, &together), e_update = compare_tensors(r, &m, REF_PARAM, params, before, 0, T, &which_update, &together);
     check(e_param <= PARAM_BOUND && e_update <= UPDATE_BOUND, "%s: after 5 AdamW steps %.1e (%s), of the way moved %.1e (%s)", title, e_param, which, e_update, which_update);
     add_to_hash(params, m.table.total * sizeof(float));
@@ -459,6 +639,52 @@ int main(int argc, char** argv) {
     check_layernorm<float, float>(3, 8, 1, 0);
     check_layernorm<float, float>(5, 1, 1, 1);
 #endif
+#ifdef HAS_RMSNORM
+    check_rmsnorm<floatX, floatX>(1, 5, 0);
+    check_rmsnorm<floatX, floatX>(130, 264, 0);
+    check_rmsnorm<float, floatX>(9, 40, 1);
+    check_rmsnorm<float, float>(70, 65, 1);
+    check_rmsnorm<float, float>(3, 8, 0);
+    check_rmsnorm<float, float>(5, 1, 1);
+#endif
+#ifdef HAS_GELU
+    check_gelu(3, 5);
+    check_gelu(67, 24);
+#endif
+#ifdef HAS_SWIGLU
+    check_swiglu(3, 5);
+    check_swiglu(67, 24);
+#endif
+#ifdef HAS_POSITIONS
+    check_positions(0, 3, 7, 5);
+    check_positions(4, 1, 1, 24);
+#endif
+#ifdef HAS_ATTENTION
+    check_rope(0, 1, 1, 1, 1, 2);
+    check_rope(0, 2, 17, 4, 2, 6);
+    check_rope(65536, 1, 33, 2, 1, 64);
+    static const int ATTENTIONS[][7] = {                // linear, B, T, H, G, D; quick
+        {0, 1, 1, 1, 1, 1, 1}, {0, 2, 2, 2, 2, 5, 0}, {0, 1, 31, 3, 1, 33, 1}, {0, 2, 32, 4, 2, 8, 0}, {0, 1, 33, 2, 2, 64, 1}, {0, 1, 65, 6, 2, 7, 1},
+        {0, 1, 97, 2, 1, 60, 0}, {0, 1, 67, 2, 2, 65, 0}, {0, 2, 40, 1, 1, 128, 1}, {0, 1, 37, 2, 1, 97, 0},
+        {1, 1, 1, 1, 1, 1, 1}, {1, 2, 2, 2, 2, 5, 0}, {1, 1, 31, 3, 1, 33, 1}, {1, 2, 63, 4, 2, 8, 0}, {1, 1, 64, 2, 2, 64, 1}, {1, 1, 65, 6, 2, 7, 1},
+        {1, 1, 131, 2, 1, 60, 0}, {1, 1, 97, 2, 2, 65, 0}, {1, 2, 70, 1, 1, 128, 1}, {1, 1, 257, 2, 1, 16, 0},
+    };
+    for (size_t i = 0; i < sizeof ATTENTIONS / sizeof ATTENTIONS[0]; i++) {
+        const int* a = ATTENTIONS[i];
+        if (!quick || a[6]) check_attention(a[0], 0, 0, a[1], a[2], a[3], a[4], a[5], 1);
+    }
+    check_attention(0, 1, 0, 2, 40, 2, 1, 6, 1);        // a query sees itself
+    check_attention(0, 0, 1, 2, 40, 2, 1, 6, 1);
+    check_attention(0, 33, 0, 1, 130, 2, 1, 12, 1);
+    check_attention(0, 0, 50, 1, 130, 2, 2, 12, 1);
+    check_attention(0, 1000, 1000, 1, 70, 2, 2, 12, 1); // a limit longer than the text is none
+    check_attention(0, 70, 41, 1, 130, 4, 2, 9, 1);
+    check_attention(0, 0, 0, 1, 70, 2, 2, 12, 60);      // one key takes all
+    check_attention_step(1, 0, 0, 1, 1, 1);
+    check_attention_step(64, 37, 0, 3, 1, 33);
+    check_attention_step(8, 13, 6, 4, 2, 60);           // a ring
+    check_attention_step(512, 300, 0, 2, 2, 128);
+#endif
 #ifdef HAS_SCAN
     size_t lengths[] = {1, 2, 31, 32, 33, 64, 65, 97};
     for (int i = 0; i < 8; i++) check_scan(1 + i % 3, lengths[i], 1 + 5 * i, 0.9, 0.975, 1);
@@ -470,15 +696,23 @@ int main(int argc, char** argv) {
 #endif
 
     // every flag at a small odd size, then many sizes
-    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++)
-        if (!quick || i % 3 == 0) check_model(CASES[i].name, CASES[i].config, 1 + i % 3, quick ? 5 : 7 + 13 * (i % 4));
+    Config c, first, last;
+    const char *name, *first_name = ref_case(0, &first), *last_name = first_name;
+    last = first;
+    for (int i = 0; (name = ref_case(i, &c)) != NULL; i++) {
+        if (!quick || i % 3 == 0) check_model(name, c, 1 + i % 3, quick ? 5 : 7 + 13 * (i % 4));
+        last_name = name;
+        last = c;
+    }
     static const int SIZES_TRIED[][4] = {               // B, T, C, V
         {1, 1, 5, 11}, {3, 2, 8, 64}, {1, 31, 16, 65}, {2, 32, 7, 13}, {1, 33, 24, 50}, {1, 64, 8, 3}, {2, 65, 40, 129}, {5, 13, 3, 2}, {1, 1, 64, 1000},
     };
     for (size_t i = 0; i < sizeof SIZES_TRIED / sizeof SIZES_TRIED[0]; i++) {
         const int* s = SIZES_TRIED[i];
         if (quick && i % 4 != 0) continue;
-        check_model(CASES[i % 2 ? sizeof CASES / sizeof CASES[0] - 1 : 0].name, config_at(CASES[i % 2 ? sizeof CASES / sizeof CASES[0] - 1 : 0].config, s[3], s[2]), s[0], s[1]);
+        c = i % 2 ? last : first;
+        ref_config_at(&c, s[3], s[2]);
+        check_model(i % 2 ? last_name : first_name, c, s[0], s[1]);
     }
     printf("bits: %016llx\n", (unsigned long long)hash);
     return check_report();

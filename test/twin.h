@@ -27,6 +27,12 @@ void ref_logits(Ref* r, size_t row, size_t n, float* out);
 const float* ref_step(Ref* r, int token);
 double ref_update(Ref* r, double lr, double weight_decay, double clip);
 
+// What models/X.h says: the configurations to try (NULL: there is no i-th), and of one of them what the checkers must know.
+const char* ref_case(int i, void* config);
+void ref_config_at(void* config, int vocab, int channels);
+int ref_zero_by_structure(const void* config, const char* tensor, int T);
+int ref_carries(const void* config);
+
 // The layers, with the .c's own signatures.
 void ref_embedding_forward(float* x, const int* tokens, const float* wte, float scale, size_t rows, size_t C);
 void ref_embedding_backward(float* dwte, const int* tokens, const float* dx, float scale, size_t rows, size_t C);
@@ -37,6 +43,21 @@ void ref_silu_forward(float* out, const float* z, size_t rows, size_t C);
 void ref_silu_backward(float* d, const float* z, size_t rows, size_t C);
 void ref_layernorm_forward(float* out, float* mean, float* rstd, const float* x, const float* w, const float* b, size_t rows, size_t C);
 void ref_layernorm_backward(float* dx, float* dw, float* db, const float* dout, const float* x, const float* mean, const float* rstd, const float* w, size_t rows, size_t C);
+void ref_rmsnorm_forward(float* out, float* rstd, const float* x, const float* w, size_t rows, size_t C);
+void ref_rmsnorm_backward(float* dx, float* dw, const float* dout, const float* x, const float* rstd, const float* w, size_t rows, size_t C);
+void ref_gelu_forward(float* out, const float* z, size_t rows, size_t C);
+void ref_gelu_backward(float* d, const float* z, size_t rows, size_t C);
+void ref_swiglu_forward(float* out, const float* z, const float* up, size_t rows, size_t C);
+void ref_swiglu_backward(float* d, float* dup, const float* z, const float* up, size_t rows, size_t C);
+void ref_positions_forward(float* x, const float* wpe, size_t past, size_t B, size_t T, size_t C);
+void ref_positions_backward(float* dwpe, const float* dx, size_t B, size_t T, size_t C);
+void ref_rope_table(float* table, size_t past, size_t T, size_t D);
+void ref_rope(float* x, const float* table, int sign, size_t B, size_t T, size_t W, size_t heads, size_t D);
+void ref_attention_forward(float* out, float* lse, const float* qkv, size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D);
+void ref_attention_backward(float* dqkv, float* delta, const float* dout, const float* out, const float* lse, const float* qkv, size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D);
+void ref_attention_step(float* out, const float* q, const float* cache, size_t room, size_t t, size_t first, size_t H, size_t G, size_t D);
+void ref_linear_attention_forward(float* out, float* den, float* state, const float* qkv, size_t B, size_t T, size_t H, size_t G, size_t D);
+void ref_linear_attention_backward(float* dqkv, float* state, const float* dout, const float* out, const float* den, const float* qkv, size_t B, size_t T, size_t H, size_t G, size_t D);
 void ref_scan_forward(float* s, const float* ga, const float* gb, const float* s0, double lo, double hi, size_t B, size_t T, size_t C);
 void ref_scan_backward(float* dga, float* dgb, const float* ds, const float* s, const float* ga, const float* gb, const float* s0, double lo, double hi, size_t B, size_t T, size_t C);
 #ifdef __cplusplus

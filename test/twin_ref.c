@@ -39,6 +39,17 @@ void ref_zero_grad(Ref* r) { model_zero_grad(&r->m); }
 void ref_counts(const Ref* r, size_t* counted, size_t* correct) { *counted = r->m.counted; *correct = r->m.correct; }
 void ref_logits(Ref* r, size_t row, size_t n, float* out) { model_logits(&r->m, row, n, out); }
 const float* ref_step(Ref* r, int token) { return model_step(&r->m, token); }
+const char* ref_case(int i, void* config) {
+    if ((size_t)i >= sizeof CASES / sizeof CASES[0]) return NULL;
+    memcpy(config, &CASES[i].config, sizeof(Config));
+    return CASES[i].name;
+}
+void ref_config_at(void* config, int vocab, int channels) {
+    Config c = config_at(*(Config*)config, vocab, channels);
+    memcpy(config, &c, sizeof c);
+}
+int ref_zero_by_structure(const void* config, const char* tensor, int T) { return zero_by_structure((const Config*)config, tensor, T); }
+int ref_carries(const void* config) { return carries((const Config*)config); }
 double ref_update(Ref* r, double lr, double weight_decay, double clip) { return model_update(&r->m, lr, weight_decay, clip); }
 
 void ref_embedding_forward(float* x, const int* tokens, const float* wte, float scale, size_t rows, size_t C) { embedding_forward(x, tokens, wte, scale, rows, C); }
@@ -66,6 +77,31 @@ void ref_layernorm_forward(float* out, float* mean, float* rstd, const float* x,
 void ref_layernorm_backward(float* dx, float* dw, float* db, const float* dout, const float* x, const float* mean, const float* rstd, const float* w, size_t rows, size_t C) {
     layernorm_backward(dx, dw, db, dout, x, mean, rstd, w, rows, C);
 }
+#endif
+#ifdef HAS_RMSNORM
+void ref_rmsnorm_forward(float* out, float* rstd, const float* x, const float* w, size_t rows, size_t C) { rmsnorm_forward(out, rstd, x, w, rows, C); }
+void ref_rmsnorm_backward(float* dx, float* dw, const float* dout, const float* x, const float* rstd, const float* w, size_t rows, size_t C) { rmsnorm_backward(dx, dw, dout, x, rstd, w, rows, C); }
+#endif
+#ifdef HAS_GELU
+void ref_gelu_forward(float* out, const float* z, size_t rows, size_t C) { gelu_forward(out, z, rows, C); }
+void ref_gelu_backward(float* d, const float* z, size_t rows, size_t C) { gelu_backward(d, z, rows, C); }
+#endif
+#ifdef HAS_SWIGLU
+void ref_swiglu_forward(float* out, const float* z, const float* up, size_t rows, size_t C) { swiglu_forward(out, z, up, rows, C); }
+void ref_swiglu_backward(float* d, float* dup, const float* z, const float* up, size_t rows, size_t C) { swiglu_backward(d, dup, z, up, rows, C); }
+#endif
+#ifdef HAS_POSITIONS
+void ref_positions_forward(float* x, const float* wpe, size_t past, size_t B, size_t T, size_t C) { positions_forward(x, wpe, past, B, T, C); }
+void ref_positions_backward(float* dwpe, const float* dx, size_t B, size_t T, size_t C) { positions_backward(dwpe, dx, B, T, C); }
+#endif
+#ifdef HAS_ATTENTION
+void ref_rope_table(float* table, size_t past, size_t T, size_t D) { rope_table(table, past, T, D); }
+void ref_rope(float* x, const float* table, int sign, size_t B, size_t T, size_t W, size_t heads, size_t D) { rope(x, table, sign, B, T, W, heads, D); }
+void ref_attention_forward(float* out, float* lse, const float* qkv, size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D) { attention_forward(out, lse, qkv, window, block, B, T, H, G, D); }
+void ref_attention_backward(float* dqkv, float* delta, const float* dout, const float* out, const float* lse, const float* qkv, size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D) { attention_backward(dqkv, delta, dout, out, lse, qkv, window, block, B, T, H, G, D); }
+void ref_attention_step(float* out, const float* q, const float* cache, size_t room, size_t t, size_t first, size_t H, size_t G, size_t D) { attention_step(out, q, cache, room, t, first, H, G, D); }
+void ref_linear_attention_forward(float* out, float* den, float* state, const float* qkv, size_t B, size_t T, size_t H, size_t G, size_t D) { linear_attention_forward(out, den, state, qkv, B, T, H, G, D); }
+void ref_linear_attention_backward(float* dqkv, float* state, const float* dout, const float* out, const float* den, const float* qkv, size_t B, size_t T, size_t H, size_t G, size_t D) { linear_attention_backward(dqkv, state, dout, out, den, qkv, B, T, H, G, D); }
 #endif
 #ifdef HAS_SCAN
 void ref_scan_forward(float* s, const float* ga, const float* gb, const float* s0, double lo, double hi, size_t B, size_t T, size_t C) {

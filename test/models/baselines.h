@@ -1,5 +1,15 @@
 // models/baselines.h: what the checkers must be told about train_baselines.c; see models/harmonic.h.
 
+// The layers that layers.c and twin.cu should check.
+#define HAS_LAYERNORM
+#define HAS_RMSNORM
+#define HAS_GELU
+#define HAS_SWIGLU
+#define HAS_POSITIONS
+#define HAS_ATTENTION
+
+#ifndef __cplusplus     // twin.cu asks twin_ref.c for the rest: C++ has no such lists
+
 // Every flag that changes the computation, and every combination that a preset or a published table uses. Small and odd.
 #define SMALL .vocab = 11, .layers = 2, .seq = 64
 #define HEADS(C, H, G) SMALL, .model = TRANSFORMER, .channels = C, .heads = H, .kv_heads = G, .ff = 7
@@ -105,9 +115,6 @@ static int carries(const Config* c) { return c->stateful; }
 // How far logits before a changed token may move, relative to their rms. 0: not by one bit. (An FFT mixes all times.)
 #define CAUSAL_TOLERANCE (m->config.model == HYENA ? 1e-5 : 0.0)
 
-// The layers that layers.c should check.
-#define HAS_LAYERNORM
-
 // What learn.c demands. The first row is a text, bound in bits per byte; the others are tasks, bound on the accuracy.
 #define LEARN_SIZE(V, C) .vocab = V, .weights = SPREAD, .layers = 2, .seq = 64, .channels = C, .heads = 2, .kv_heads = 2, .ff = 2 * C, .expand = 2, .conv = 4
 #define LEARN_TF(V, C) {LEARN_SIZE(V, C), .model = TRANSFORMER, .pos = ROPE, .norm = RMS, .mlp = SWIGLU}
@@ -128,3 +135,4 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
     {"copy",   12, 500, 3e-3, 0.9, LEARN_HYENA(8, 32)},
     {"recall", 12, 500, 3e-3, 0.9, LEARN_HYENA(8, 32)},
 };
+#endif
