@@ -1316,9 +1316,9 @@ __global__ void linear_attention_divide_kernel(floatX* dout, float* m, const flo
     if (i >= n) return;
     float sum = den[i], divide = 1 / (sum > LEAST ? sum : LEAST), dot = 0;
     for (int d = threadIdx.x % 32; d < D; d += 32) {
-        float x = (float)dout[i * D + d] * divide;
-        dot += x * (float)out[i * D + d];
-        dout[i * D + d] = (floatX)x;
+        floatX x = (floatX)((float)dout[i * D + d] * divide);
+        dot += (float)x * (float)out[i * D + d];                // of the rounded n: n·v + m is a small difference
+        dout[i * D + d] = x;
     }
     dot = warp_sum(dot);
     if (threadIdx.x % 32 == 0) m[i] = sum > LEAST ? -dot : 0;
