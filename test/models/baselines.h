@@ -101,3 +101,7 @@ static int carries(const Config* c) { return c->stateful; }
 
 // The layers that layers.c should check.
 #define HAS_LAYERNORM
+#define HAS_SHORT_CONV
+#define HAS_SELECTIVE_SCAN
+#define HAS_SSD
+#define HAS_LONG_CONV
