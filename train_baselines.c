@@ -143,7 +143,7 @@ static inline real fast_exp(real x) {
     float n = floorf((float)x * 1.442695041f + 0.5f);
     float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, x));      // ln 2 in two parts: the first product is exact
     float p = 1 + r * (1 + r * (1/2.f + r * (1/6.f + r * (1/24.f + r * (1/120.f + r * (1/720.f + r * (1/5040.f)))))));
-    union { int32_t bits; float value; } power = { ((int32_t)n + 127) * (1 << 23) };
+    union { uint32_t bits; float value; } power = { (uint32_t)((int32_t)n + 127) << 23 };
     return p * power.value;
 }
 
@@ -860,6 +860,9 @@ static inline real fast_log1p(real u) {
 // log(1 + e^x), written so that no e^x overflows: for x > 0 it is x + log(1 + e^-x). Its derivative is sigmoid(x).
 static inline real softplus(real x) { return (x > 0 ? x : 0) + fast_log1p(fast_exp(x > 0 ? -x : x)); }
 
+// e^x of an x <= 0, and 0 where e^x is: fast_exp ends at e^-87, which times a decay rate of e^87 would look like one.
+static inline real decay_exp(real x) { return x < -87 ? 0 : fast_exp(x); }
+
 // ----------------------------------------------------------------------------------------------------------------
 // short causal convolution: every channel on its own, over the last K tokens
 
@@ -918,9 +921,6 @@ static void short_conv_backward(real* dx, real* dw, real* dbias, const real* dou
 // the token
 
 enum { LANES = 32, MAX_STATE = 256 };       // channels that a thread takes at a time; the largest N
-
-// e^x of an x <= 0, and 0 where e^x is: fast_exp ends at e^-87, which times a decay rate of e^87 would look like one.
-static inline real decay_exp(real x) { return x < -87 ? 0 : fast_exp(x); }
 
 // Number of chunks of L tokens in T; the last may be shorter.
 static size_t num_chunks(size_t T, size_t L) { return (T + L - 1) / L; }
@@ -1100,9 +1100,9 @@ static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log
 static real ssd_steps(real* delta, real* from_start, real* to_end, const real* dt, real a_log, real b_dt, size_t len, size_t H) {
     real A = -fast_exp(a_log), sum = 0;
     for (size_t t = 0; t < len; t++) delta[t] = softplus(dt[t * H] + b_dt);
-    for (size_t t = 0; t < len; t++) from_start[t] = fast_exp(sum += delta[t] * A);
+    for (size_t t = 0; t < len; t++) from_start[t] = decay_exp(sum += delta[t] * A);
     sum = 0;
-    for (size_t t = len; t-- > 0; sum += delta[t] * A) to_end[t] = fast_exp(sum);
+    for (size_t t = len; t-- > 0; sum += delta[t] * A) to_end[t] = decay_exp(sum);
     return A;
 }
 
@@ -1112,7 +1112,7 @@ static void ssd_decays(real* decay, real* between, const real* delta, real A, si
     for (size_t t = 0; t < len; t++) {
         for (size_t j = 0; j < t; j++) between[j] += delta[t] * A;
         between[t] = 0;
-        for (size_t j = 0; j <= t; j++) decay[t * L + j] = fast_exp(between[j]);
+        for (size_t j = 0; j <= t; j++) decay[t * L + j] = decay_exp(between[j]);
     }
 }
 
@@ -1646,7 +1646,8 @@ static real* take_bias(Table* t, real* base, const Config* c, size_t out, size_t
     return c->weights == GPT2 ? take(t, base, out, 0, CONSTANT, 0, name, n) : take(t, base, out, 0, UNIFORM, 1 / sqrt((double)in), name, n);
 }
 
-// ---- attention
+// ----------------------------------------------------------------------------------------------------------------
+// attention, as linear layers around it
 
 typedef struct { real *wqkv, *bqkv, *wo, *bo; } AttnParams;     // (W,C), (W), (C,C), (C); the biases only with --bias
 
@@ -2729,24 +2730,33 @@ static Option option_table[] = {
 
 // Sizes of published models [their batch x seq; learning rates are our choice], and small ones for a laptop.
 static const Preset presets[] = {
-    {"harmonic-tf",    "--model transformer --vocab 50257 --channels 256 --layers 4 --heads 4 --pos none --norm layer --post-norm --mlp gelu --weights spread --batch 16 --seq 1024 --steps 4000",
+    {"harmonic-tf",    "--model transformer --vocab 50257 --channels 256 --layers 4 --heads 4 --pos none "
+                       "--norm layer --post-norm --mlp gelu --weights spread --batch 16 --seq 1024 --steps 4000",
                        "the Harmonic paper's Transformer: 28,886,528 parameters"},
     {"harmonic-mamba", "--model mamba --vocab 50257 --channels 256 --layers 5 --batch 16 --seq 1024 --steps 4000",
                        "its Mamba, as near as depth allows: 27,921,920 parameters (published: 28,100,608)"},
-    {"llama",          "--model transformer --vocab 50257 --channels 256 --layers 4 --heads 4 --batch 16 --seq 1024 --steps 4000",
+    {"llama",          "--model transformer --vocab 50257 --channels 256 --layers 4 --heads 4 --batch 16 --seq 1024 "
+                       "--steps 4000",
                        "the fair Transformer at that size: RoPE, RMSNorm, SwiGLU"},
-    {"gpt2",           "--model transformer --vocab 50257 --channels 768 --layers 12 --heads 12 --pos learned --norm layer --mlp gelu --bias --tie --batch 4 --seq 1024",
+    {"gpt2",           "--model transformer --vocab 50257 --channels 768 --layers 12 --heads 12 --pos learned "
+                       "--norm layer --mlp gelu --bias --tie --batch 4 --seq 1024",
                        "GPT-2 small: 124,439,808 parameters"},
-    {"bcmt-dense",     "--model transformer --vocab 50257 --channels 128 --layers 6 --heads 4 --pos learned --norm layer --mlp gelu --tie --batch 16 --seq 1024 --lr 3e-4",
+    {"bcmt-dense",     "--model transformer --vocab 50257 --channels 128 --layers 6 --heads 4 --pos learned "
+                       "--norm layer --mlp gelu --tie --batch 16 --seq 1024 --lr 3e-4",
                        "the dense Transformer beside BCMT"},
-    {"tmm-llama",      "--model transformer --vocab 8192 --channels 256 --layers 16 --heads 4 --ff 1024 --batch 128 --seq 512 --lr 5e-4",
+    {"tmm-llama",      "--model transformer --vocab 8192 --channels 256 --layers 16 --heads 4 --ff 1024 --batch 128 "
+                       "--seq 512 --lr 5e-4",
                        "the Llama beside TMM"},
     {"tmm-hyena",      "--model hyena --vocab 8192 --channels 512 --layers 16 --batch 128 --seq 512 --lr 5e-4",
                        "the Hyena beside TMM"},
-    {"transformer-tiny", "--model transformer --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 --lr 3e-3", "bytes, a minute on a laptop"},
-    {"mamba-tiny",     "--model mamba --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 --lr 3e-3", "the same"},
-    {"mamba2-tiny",    "--model mamba2 --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 --lr 3e-3", "the same"},
-    {"hyena-tiny",     "--model hyena --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 --lr 3e-3", "the same"},
+    {"transformer-tiny", "--model transformer --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 "
+                       "--lr 3e-3", "bytes, a minute on a laptop"},
+    {"mamba-tiny",     "--model mamba --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 "
+                       "--lr 3e-3", "the same"},
+    {"mamba2-tiny",    "--model mamba2 --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 "
+                       "--lr 3e-3", "the same"},
+    {"hyena-tiny",     "--model hyena --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 "
+                       "--lr 3e-3", "the same"},
 };
 
 // Fills in what was left to be chosen (0), and refuses what contradicts itself.

@@ -495,7 +495,8 @@ typedef struct { Tensor* tensors; int count; size_t total; } Table;
 // base + offset, or NULL while base is NULL (a walk that only measures).
 __attribute__((format(printf, 7, 8)))
 static real* take(Table* t, real* base, size_t rows, size_t cols, int init, double scale, const char* name, ...) {
-    t->tensors = (Tensor*)realloc(t->tensors, (t->count + 1) * sizeof(Tensor));
+    if ((t->count & (t->count - 1)) == 0)       // 0, 1, 2, 4, 8 ...: full, so double it
+        t->tensors = (Tensor*)realloc(t->tensors, (t->count ? 2 * t->count : 1) * sizeof(Tensor));
     if (!t->tensors) die("not enough memory for the table of tensors");
     Tensor* x = &t->tensors[t->count++];
     memset(x, 0, sizeof *x);

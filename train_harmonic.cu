@@ -793,7 +793,8 @@ typedef struct { Tensor* tensors; int count; size_t total; } Table;
 template <typename F>
 __attribute__((format(printf, 7, 8)))
 static F* take(Table* t, F* base, size_t rows, size_t cols, int init, double scale, const char* name, ...) {
-    t->tensors = (Tensor*)realloc(t->tensors, (t->count + 1) * sizeof(Tensor));
+    if ((t->count & (t->count - 1)) == 0)       // 0, 1, 2, 4, 8 ...: full, so double it
+        t->tensors = (Tensor*)realloc(t->tensors, (t->count ? 2 * t->count : 1) * sizeof(Tensor));
     if (!t->tensors) die("not enough memory for the table of tensors");
     Tensor* x = &t->tensors[t->count++];
     memset(x, 0, sizeof *x);
@@ -1004,7 +1005,8 @@ static void model_layout(Model* m, const Config* c, int B, int T, int train) {
 
 // Bytes of the parts of a: floatX, float, states, indices.
 static size_t acts_bytes(const Acts* a) {
-    return a->table.total * sizeof(floatX) + (a->exact.total + a->states.total) * sizeof(float) + (4 * (size_t)a->B * a->T + 1) * sizeof(int);
+    size_t states = a->states.total ? a->states.total * sizeof(float) : 64;       // none: what device_allocate takes for it
+    return a->table.total * sizeof(floatX) + a->exact.total * sizeof(float) + states + (4 * (size_t)a->B * a->T + 1) * sizeof(int);
 }
 
 static void acts_build(Acts* a, const Config* c, int train, const char* what) {

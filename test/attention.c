@@ -50,7 +50,7 @@ static void naive(real* out) {
 }
 
 static void check_attention(int linear, size_t window, size_t block, size_t T, size_t H, size_t G, size_t D, int gradient) {
-    A.linear = linear, A.window = window, A.block = block, A.B = 2, A.T = T, A.H = H, A.G = G, A.D = D;
+    A.linear = linear, A.window = window, A.block = block, A.B = T < 40 ? 2 : 1, A.T = T, A.H = H, A.G = G, A.D = D;
     size_t R = A.B * T, n = R * (H + 2 * G) * D, C = H * D, states = A.B * G * (D + 1) * D;
     A.qkv = (real*)allocate(n * sizeof(real), "a test"), A.out = (real*)allocate(R * C * sizeof(real), "a test");
     A.lse = (real*)allocate(R * H * sizeof(real), "a test"), A.weight = (real*)allocate(R * C * sizeof(real), "a test");
@@ -66,7 +66,7 @@ static void check_attention(int linear, size_t window, size_t block, size_t T, s
     double value = largest_error(A.out, want, R * C), error = 0;
     if (linear) linear_attention_backward(dqkv, A.state, A.weight, A.out, A.lse, A.qkv, A.B, T, H, G, D);
     else attention_backward(dqkv, delta, A.weight, A.out, A.lse, A.qkv, window, block, A.B, T, H, G, D);
-    if (gradient) {
+    if (gradient && sizeof(real) == 8) {
         double* numeric = (double*)allocate(n * sizeof(double), "a test");
         numeric_gradient(numeric, A.qkv, n, loss, linear ? 1e-6 : 1e-3);
         error = gradient_error(dqkv, numeric, n, 0);
@@ -137,7 +137,7 @@ int main(void) {
         for (int linear = 0; linear < 2; linear++) check_attention(linear, 0, 0, 37, heads[i][0], heads[i][1], heads[i][2], i < 4);
     const size_t limits[][2] = {{1, 0}, {2, 0}, {NR, 0}, {50, 0}, {KEYS + 1, 0}, {0, 1}, {0, 3}, {0, NR}, {0, 50}, {0, KEYS}, {0, 100}, {5, 50}, {70, 100}, {1000, 1000}};
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
-        check_attention(0, limits[i][0], limits[i][1], 2 * KEYS + 3, 2, 1, 3, 1);
+        check_attention(0, limits[i][0], limits[i][1], KEYS + NR + 3, 2, 1, 2, 1);
         check_attention(0, limits[i][0], limits[i][1], 5 * KEYS + 3, 2, 2, 8, 0);
     }
     for (int i = 0; i < NUM_CASES; i++) {

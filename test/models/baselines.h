@@ -37,6 +37,12 @@ static const Case CASES[] = {
 // phi of linear attention has a kink in its slope at 0: differences that reach across it are wrong by about their step.
 #define GRADIENT_STEP 1e-5
 
+// How far one-token steps in float may be off, of the logits' rms: with parameters of 0.5 the logits before a softmax are large.
+#define DECODE_TOLERANCE 5e-5
+
+// How large parameters may be with everything still finite. (Mamba multiplies three of them with no norm between.)
+#define EXTREME_PARAMETERS 10
+
 // The model at another size: for checks that need enough work for several threads, or a real vocabulary.
 static Config config_at(Config c, int vocab, int channels) {
     c.vocab = vocab;
@@ -105,3 +111,24 @@ static int carries(const Config* c) { return c->stateful; }
 #define HAS_SELECTIVE_SCAN
 #define HAS_SSD
 #define HAS_LONG_CONV
+
+// What learn.c demands. The first row is a text, bound in bits per byte; the others are tasks, bound on the accuracy.
+#define LEARN_SIZE(V, C) .vocab = V, .weights = SPREAD, .layers = 2, .seq = 64, .channels = C, .heads = 2, .kv_heads = 2, .ff = 2 * C, .expand = 2, .conv = 4
+#define LEARN_TF(V, C) {LEARN_SIZE(V, C), .model = TRANSFORMER, .pos = ROPE, .norm = RMS, .mlp = SWIGLU}
+#define LEARN_LINEAR(V, C) {LEARN_SIZE(V, C), .model = TRANSFORMER, .pos = ROPE, .norm = RMS, .mlp = SWIGLU, .attention = LINEAR}
+#define LEARN_SSM(M, V, C) {LEARN_SIZE(V, C), .model = M, .norm = RMS, .mlp = NO_MLP, .d_state = 16, .head_dim = 32}
+#define LEARN_HYENA(V, C) {LEARN_SIZE(V, C), .model = HYENA, .norm = LAYER, .mlp = GELU, .emb = 33}
+static const struct { const char* task; int seq, steps; double lr, bound; Config config; } LEARN[] = {
+    // (first weights N(0,.02) are too small for 32 channels: the transformer's recall then stays at 0.55)
+    {"text",   64, 300, 3e-3, 2.7, LEARN_TF(256, 48)},
+    {"copy",   12, 500, 3e-3, 0.9, LEARN_TF(8, 32)},
+    {"recall", 12, 500, 3e-3, 0.9, LEARN_TF(8, 32)},
+    {"copy",   12, 500, 3e-3, 0.8, LEARN_LINEAR(8, 32)},
+    {"recall", 12, 500, 3e-3, 0.5, LEARN_LINEAR(8, 32)},
+    {"copy",   12, 500, 3e-3, 0.9, LEARN_SSM(MAMBA, 8, 32)},
+    {"recall", 12, 500, 3e-3, 0.9, LEARN_SSM(MAMBA, 8, 32)},
+    {"copy",   12, 500, 3e-3, 0.9, LEARN_SSM(MAMBA2, 8, 32)},
+    {"recall", 12, 500, 3e-3, 0.9, LEARN_SSM(MAMBA2, 8, 32)},
+    {"copy",   12, 500, 3e-3, 0.9, LEARN_HYENA(8, 32)},
+    {"recall", 12, 500, 3e-3, 0.9, LEARN_HYENA(8, 32)},
+};
