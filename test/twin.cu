@@ -316,12 +316,14 @@ static void check_ssd(size_t B, size_t T, size_t H, size_t P, size_t N, size_t L
     layout.exact_base = unwritten<float>(exact.total);
     table.total = exact.total = table.count = exact.count = 0;
     ssd_scratch(&s, &layout, q, 1);
-    workspace_reserve(ssd_workspace(q) + H * split_count(R));
+    workspace_reserve(ssd_workspace(q));
     ssd_forward(Y, States, &s, Act, DT, A, Bdt, D, carry ? State : NULL, q);
     ssd_backward(DAct, DDT, DA, DBdt, DD, &s, DY, States, Act, DT, A, Bdt, D, q);
     ref_ssd(y, carry ? state : NULL, dact, ddt, da_log, db_dt, dd, dy, act, dt, a_log, b_dt, d, L, B, T, H, P, N);
     double e_y = error_of(Y, y, n), e_state = error_of(State, state, states), e_dact = error_of(DAct, dact, m), e_ddt = error_of(DDT, ddt, R * H);
-    double e_a = error_of(DA, da_log, H), e_b = error_of(DBdt, db_dt, H), e_d = error_of(DD, dd, H), bound = BF16 ? 2e-2 : 1e-5;
+    // a sum over all tokens may come out small: of its terms' error, a part of their norm stays
+    double terms = norm_of(ddt, R * H), e_a = error_of(DA, da_log, H) / (1 + terms / norm_of(da_log, H)), e_b = error_of(DBdt, db_dt, H) / (1 + terms / norm_of(db_dt, H));
+    double e_d = error_of(DD, dd, H), bound = BF16 ? 1e-2 : 1e-5;
     check(e_y <= bound && e_state <= bound && e_dact <= bound && e_ddt <= bound && e_a <= bound && e_b <= bound && e_d <= 1e-5,
           "ssd, B %zu, T %zu, H %zu, P %zu, N %zu, L %zu, steps of %g, rates of e^%g%s: y %.1e, state %.1e, dact %.1e, ddt %.1e, da_log %.1e, db_dt %.1e, dd %.1e",
           B, T, H, P, N, L, step, rate, carry ? ", carried" : "", e_y, e_state, e_dact, e_ddt, e_a, e_b, e_d);
@@ -620,9 +622,9 @@ int main(int argc, char** argv) {
     check_ssd(1, 65, 1, 10, 3, 64, 1, 0, 0);
     check_ssd(1, 63, 2, 33, 7, 64, 1, -1, 1);
     check_ssd(1, 100, 2, 8, 16, 40, 1, 0, 0);
-    check_ssd(1, 50, 2, 3, 4, 16, 1e4, 0, 1);
-    check_ssd(1, 50, 2, 3, 4, 16, 1, 20, 1);
-    check_ssd(1, 50, 2, 3, 4, 16, 1, -20, 1);
+    check_ssd(1, 50, 2, 3, 4, 16, 1e4, 0, 1);                   // steps of 0 and of 1e4
+    check_ssd(1, 50, 2, 3, 4, 16, 1, 20, 1);                    // decays of 0
+    check_ssd(1, 50, 2, 3, 4, 16, 1, -20, 1);                   // decays of 1
     if (!quick) check_ssd(2, 130, 2, 64, 128, 64, 1, 0, 0);
 #endif
 #ifdef HAS_LONG_CONV
