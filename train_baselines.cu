@@ -2104,7 +2104,7 @@ __global__ void ssd_backward_rows_kernel(floatX* dact, float* from_past, float* 
     du_x[at] = sum[2];
     dy_x[at] = sum[3];
 }
-// A block takes one chunk of one head: da, and from it ddt and the chunk's share of dA_log and dD, partial (2,G,H). All threads
+// A block takes one chunk of one head: da, and from it ddt and the chunk's share of dA_log, dD and db_dt, partial (3,G,H). All threads
 // add up e^{all} S·dS'; then one warp walks the tokens twice. Backward, columns[j] is the sum of M_ij dM_ij over i >= t, and their
 // sum over j < t the first term of da_t; M dM is scores times what ssd_backward_mask_kernel left in dM.
 __global__ void ssd_backward_steps_kernel(floatX* ddt, float* partial, const floatX* scores, const floatX* dM, const floatX* states, const floatX* dstates,
@@ -2123,7 +2123,7 @@ __global__ void ssd_backward_steps_kernel(floatX* ddt, float* partial, const flo
     scores += chunk * L * L;
     dM += (size_t)blockIdx.x * L * L;
     for (size_t j = threadIdx.x; j < L; j += 32) columns[j] = 0;
-    float past = 0, future = 0, sum_a = 0, sum_d = 0;
+    float past = 0, future = 0, sum_a = 0, sum_d = 0, sum_b = 0;
     for (size_t t = len; t-- > 0;) {
         float inside = 0;
         for (size_t j = threadIdx.x; j < t; j += 32) inside += columns[j] += (float)scores[t * L + j] * (float)dM[t * L + j];
@@ -2134,14 +2134,16 @@ __global__ void ssd_backward_steps_kernel(floatX* ddt, float* partial, const flo
     if (threadIdx.x > 0) return;
     for (size_t t = 0; t < len; t++) {
         size_t at = first + t * q.H, row = (b * q.T + k * L + t) * q.H + h;
-        float g = da[t] + future;
-        ddt[row] = (floatX)((du_x[at] + A * g) * sigmoid((float)dt[row] + b_dt[h]));
+        float g = da[t] + future, d = (du_x[at] + A * g) * sigmoid((float)dt[row] + b_dt[h]);
+        ddt[row] = (floatX)d;
         sum_a += delta[at] * A * g;
         sum_d += dy_x[at];
+        sum_b += d;
         future += to_future[at];
     }
     partial[chunk * q.H + h] = sum_a;
     partial[(q.B * q.chunks + chunk) * q.H + h] = sum_d;
+    partial[(2 * q.B * q.chunks + chunk) * q.H + h] = sum_b;
 }
 // db, dc (Q,N) -> their columns of dact (B,T,W)
 __global__ void ssd_backward_bc_kernel(floatX* dact, const float* db, const float* dc, SSD q) {
@@ -2152,8 +2154,8 @@ __global__ void ssd_backward_bc_kernel(floatX* dact, const float* db, const floa
     dact[row * q.W + q.E + q.N + n] = (floatX)dc[at];
 }
 
-// How many numbers the workspace must hold: the chunks' shares of dA_log and dD.
-static size_t ssd_workspace(SSD q) { return 2 * q.B * q.chunks * q.H; }
+// How many numbers the workspace must hold: the chunks' shares of dA_log, dD and db_dt.
+static size_t ssd_workspace(SSD q) { return 3 * q.B * q.chunks * q.H; }
 
 // dact (B,T,W), ddt (B,T,H) are written; da_log, db_dt, dd are added to.
 static void ssd_backward(floatX* dact, floatX* ddt, float* da_log, float* db_dt, float* dd, const SSDScratch* s, const floatX* dy, const floatX* states,
@@ -2181,7 +2183,8 @@ static void ssd_backward(floatX* dact, floatX* ddt, float* da_log, float* db_dt,
     cudaCheck(cudaGetLastError());
     sum_partials_kernel<<<blocks(q.H, 64), 64>>>(dd, workspace + G * q.H, (int)G, (int)q.H);
     cudaCheck(cudaGetLastError());
-    sum_rows(db_dt, ddt, q.B * q.T, q.H);
+    sum_partials_kernel<<<blocks(q.H, 64), 64>>>(db_dt, workspace + 2 * G * q.H, (int)G, (int)q.H);
+    cudaCheck(cudaGetLastError());
     matmul_batched(s->dc, s->dyw, states, L, N, E, N, E, E, 0, 1, 0, L * N, L * E, N * E, G);
     matmul_batched(s->db, s->uw, s->dstates, L, N, E, N, E, E, 0, 1, 0, L * N, L * E, N * E, G);
     matmul_batched(s->dc, s->dscores, s->b, L, N, L, N, L, N, 0, 0, 1, L * N, L * L, L * N, G);
@@ -2708,8 +2711,7 @@ static void mamba_backward(float* dx, MambaParams<float>* g, const floatX* dout,
     linear_backward(s->ddelta, g->w_dt, NULL, s->ddt, a->delta, p->w_dt, R, rank, E, rank, 0);
     linear_backward(s->dxs, g->w_x, NULL, s->ddelta, s->xs, p->w_x, R, E, rank, E, 1);
     linear_backward(s->dxs, g->w_x + rank * E, NULL, s->dbc, s->xs, p->w_x + rank * E, R, E, 2 * N, E, 1);
-    round_kernel<<<blocks(R * E, 256), 256>>>(s->dpre, s->dxs, R * E);
-    cudaCheck(cudaGetLastError());
+    round_to(s->dpre, s->dxs, R * E);
     silu_backward(s->dpre, a->pre, p->conv_b, R, E);
     short_conv_backward(s->dy, g->conv_w, g->conv_b, s->dpre, a->x, p->conv_w, B, T, E, c->conv);   // dy is dx of W_in's x
     linear_backward(dx, g->w_in, NULL, s->dy, x, p->w_in, R, C, E, C, 1);

@@ -412,6 +412,131 @@ static void check_scan(size_t B, size_t T, size_t C, double lo, double hi, doubl
 }
 #endif
 
+#ifdef HAS_SHORT_CONV
+static void check_short_conv(size_t B, size_t T, size_t C, size_t K, int bias, int carry) {
+    size_t n = B * T * C, states = B * (K - 1) * C;
+    float *x = random_array(n, 1), *w = random_array(C * K, 1), *b = random_array(C, 1), *window = random_array(states, 1), *dout = random_array(n, 1);
+    float *out = host_array(n), *dx = host_array(n), *dw = random_array(C * K, 1), *db = random_array(C, 1);
+    if (!bias) memset(b, 0, C * sizeof(float));
+    floatX *X = to_device<floatX>(x, n), *DOut = to_device<floatX>(dout, n), *Out = unwritten<floatX>(n), *DX = unwritten<floatX>(n);
+    float *W = to_device<float>(w, C * K), *Bias = to_device<float>(b, C), *Window = to_device<float>(window, states);
+    float *DW = to_device<float>(dw, C * K), *DB = to_device<float>(db, C);
+    workspace_reserve(MAX_CONV * C * split_count(B * T));
+    short_conv_forward(Out, X, W, bias ? Bias : NULL, carry ? Window : NULL, B, T, C, K);
+    short_conv_backward(DX, DW, DB, DOut, X, W, B, T, C, K);
+    ref_short_conv_forward(out, x, w, b, carry ? window : NULL, B, T, C, K);
+    ref_short_conv_backward(dx, dw, db, dout, x, w, B, T, C, K);
+    double e_out = error_of(Out, out, n), e_window = error_of(Window, window, states), e_dx = error_of(DX, dx, n), e_dw = error_of(DW, dw, C * K), e_db = error_of(DB, db, C);
+    check(e_out <= LAYER_BOUND && e_window == 0 && e_dx <= LAYER_BOUND && e_dw <= 1e-5 && e_db <= 1e-5, "short convolution, B %zu, T %zu, C %zu, K %zu%s%s: out %.1e, dx %.1e, dw %.1e, db %.1e",
+          B, T, C, K, bias ? ", bias" : "", carry ? ", carried" : "", e_out, e_dx, e_dw, e_db);
+    cudaCheck(cudaFree(X)); cudaCheck(cudaFree(DOut)); cudaCheck(cudaFree(W)); cudaCheck(cudaFree(Bias));
+    free(x); free(w); free(b); free(window); free(dout); free(out); free(dx); free(dw); free(db);
+}
+#endif
+
+#ifdef HAS_SELECTIVE_SCAN
+// Steps of N(0, step) before softplus, decay rates e^N(rate, 1): with step 1e4, steps and decays are 0 or huge.
+static void check_selective_scan(size_t B, size_t T, size_t E, size_t N, size_t L, double step, double rate, int carry) {
+    size_t n = B * T * E, m = B * T * 2 * N, states = B * N * E;
+    float *x = random_array(n, 1), *dt = random_array(n, step), *bc = random_array(m, 1), *a_log = random_array(E * N, 1), *b_dt = random_array(E, 1), *d = random_array(E, 1);
+    float *dy = random_array(n, 1), *state = random_array(states, 1), *y = host_array(n), *dx = host_array(n), *ddt = host_array(n), *dbc = host_array(m);
+    float *da_log = random_array(E * N, 1), *db_dt = random_array(E, 1), *dd = random_array(E, 1);
+    for (size_t i = 0; i < E * N; i++) a_log[i] += rate;
+    floatX *X = to_device<floatX>(x, n), *DT = to_device<floatX>(dt, n), *BC = to_device<floatX>(bc, m), *DY = to_device<floatX>(dy, n);
+    floatX *Y = unwritten<floatX>(n), *DDT = unwritten<floatX>(n), *DBC = unwritten<floatX>(m);
+    float *A = to_device<float>(a_log, E * N), *Bdt = to_device<float>(b_dt, E), *D = to_device<float>(d, E), *State = to_device<float>(state, states), *DX = unwritten<float>(n);
+    float *DA = to_device<float>(da_log, E * N), *DBdt = to_device<float>(db_dt, E), *DD = to_device<float>(dd, E), *Starts = unwritten<float>(B * num_chunks(T, L) * N * E);
+    workspace_reserve(selective_scan_workspace(L, B, T, E, N) + E * split_count(B * T));
+    selective_scan_forward(Y, Starts, X, DT, BC, A, Bdt, D, carry ? State : NULL, L, B, T, E, N);
+    selective_scan_backward(DX, DDT, DBC, DA, DBdt, DD, DY, X, DT, BC, Starts, A, Bdt, D, L, B, T, E, N);
+    ref_selective_scan(y, carry ? state : NULL, dx, ddt, dbc, da_log, db_dt, dd, dy, x, dt, bc, a_log, b_dt, d, L, B, T, E, N);
+    double e_y = error_of(Y, y, n), e_state = error_of(State, state, states), e_dx = error_of(DX, dx, n), e_ddt = error_of(DDT, ddt, n), e_dbc = error_of(DBC, dbc, m);
+    double e_a = error_of(DA, da_log, E * N), e_b = error_of(DBdt, db_dt, E), e_d = error_of(DD, dd, E);
+    check(e_y <= LAYER_BOUND && e_state <= 1e-5 && e_dx <= 1e-5 && e_ddt <= LAYER_BOUND && e_dbc <= LAYER_BOUND && e_a <= 1e-5 && e_b <= LAYER_BOUND && e_d <= 1e-5,
+          "selective scan, B %zu, T %zu, E %zu, N %zu, L %zu, steps of %g, rates of e^%g%s: y %.1e, state %.1e, dx %.1e, ddt %.1e, dbc %.1e, da_log %.1e, db_dt %.1e, dd %.1e",
+          B, T, E, N, L, step, rate, carry ? ", carried" : "", e_y, e_state, e_dx, e_ddt, e_dbc, e_a, e_b, e_d);
+    cudaCheck(cudaFree(X)); cudaCheck(cudaFree(DT)); cudaCheck(cudaFree(BC)); cudaCheck(cudaFree(DY)); cudaCheck(cudaFree(A)); cudaCheck(cudaFree(Bdt)); cudaCheck(cudaFree(D)); cudaCheck(cudaFree(Starts));
+    free(x); free(dt); free(bc); free(a_log); free(b_dt); free(d); free(dy); free(state); free(y); free(dx); free(ddt); free(dbc); free(da_log); free(db_dt); free(dd);
+}
+#endif
+
+#ifdef HAS_SSD
+static void check_ssd(size_t B, size_t T, size_t H, size_t P, size_t N, size_t L, double step, double rate, int carry) {
+    SSD q = ssd_sizes(L, B, T, H, P, N);
+    size_t R = B * T, n = R * q.E, m = R * q.W, states = B * H * N * P;
+    float *act = random_array(m, 1), *dt = random_array(R * H, step), *a_log = random_array(H, 1), *b_dt = random_array(H, 1), *d = random_array(H, 1), *dy = random_array(n, 1);
+    float *state = random_array(states, 1), *y = host_array(n), *dact = host_array(m), *ddt = host_array(R * H);
+    float *da_log = random_array(H, 1), *db_dt = random_array(H, 1), *dd = random_array(H, 1);
+    for (size_t h = 0; h < H; h++) a_log[h] += rate;
+    floatX *Act = to_device<floatX>(act, m), *DT = to_device<floatX>(dt, R * H), *DY = to_device<floatX>(dy, n);
+    floatX *Y = unwritten<floatX>(n), *DAct = unwritten<floatX>(m), *DDT = unwritten<floatX>(R * H), *States = unwritten<floatX>(B * q.chunks * N * q.E);
+    float *A = to_device<float>(a_log, H), *Bdt = to_device<float>(b_dt, H), *D = to_device<float>(d, H), *State = to_device<float>(state, states);
+    float *DA = to_device<float>(da_log, H), *DBdt = to_device<float>(db_dt, H), *DD = to_device<float>(dd, H);
+    Table table = {}, exact = {};
+    Layout layout = {&table, &exact, NULL, NULL, NULL, NULL};
+    SSDScratch s;
+    ssd_scratch(&s, &layout, q, 1);
+    layout.base = unwritten<floatX>(table.total);
+    layout.exact_base = unwritten<float>(exact.total);
+    table.total = exact.total = table.count = exact.count = 0;
+    ssd_scratch(&s, &layout, q, 1);
+    workspace_reserve(ssd_workspace(q));
+    ssd_forward(Y, States, &s, Act, DT, A, Bdt, D, carry ? State : NULL, q);
+    ssd_backward(DAct, DDT, DA, DBdt, DD, &s, DY, States, Act, DT, A, Bdt, D, q);
+    ref_ssd(y, carry ? state : NULL, dact, ddt, da_log, db_dt, dd, dy, act, dt, a_log, b_dt, d, L, B, T, H, P, N);
+    double e_y = error_of(Y, y, n), e_state = error_of(State, state, states), e_dact = error_of(DAct, dact, m), e_ddt = error_of(DDT, ddt, R * H);
+    // a sum over all tokens may come out small: of its terms' error, a part of their norm stays
+    double terms = norm_of(ddt, R * H), e_a = error_of(DA, da_log, H) / (1 + terms / norm_of(da_log, H)), e_b = error_of(DBdt, db_dt, H) / (1 + terms / norm_of(db_dt, H));
+    double e_d = error_of(DD, dd, H), bound = BF16 ? 1e-2 : 1e-5;
+    check(e_y <= bound && e_state <= bound && e_dact <= bound && e_ddt <= bound && e_a <= bound && e_b <= bound && e_d <= 1e-5,
+          "ssd, B %zu, T %zu, H %zu, P %zu, N %zu, L %zu, steps of %g, rates of e^%g%s: y %.1e, state %.1e, dact %.1e, ddt %.1e, da_log %.1e, db_dt %.1e, dd %.1e",
+          B, T, H, P, N, L, step, rate, carry ? ", carried" : "", e_y, e_state, e_dact, e_ddt, e_a, e_b, e_d);
+    cudaCheck(cudaFree(Act)); cudaCheck(cudaFree(DT)); cudaCheck(cudaFree(DY)); cudaCheck(cudaFree(States)); cudaCheck(cudaFree(A)); cudaCheck(cudaFree(Bdt)); cudaCheck(cudaFree(D));
+    cudaCheck(cudaFree(layout.base)); cudaCheck(cudaFree(layout.exact_base));
+    free(table.tensors); free(exact.tensors);
+    free(act); free(dt); free(a_log); free(b_dt); free(d); free(dy); free(state); free(y); free(dact); free(ddt); free(da_log); free(db_dt); free(dd);
+}
+#endif
+
+#ifdef HAS_LONG_CONV
+static void check_long_conv(size_t B, size_t T, size_t C) {
+    size_t n = B * T * C;
+    float *p = random_array(n, 1), *k = random_array(T * C, 1), *d = random_array(C, 1), *dc = random_array(n, 1);
+    float *c = host_array(n), *dp = host_array(n), *dk = host_array(T * C), *dd = random_array(C, 1);
+    floatX *Pd = to_device<floatX>(p, n), *DC = to_device<floatX>(dc, n), *Cd = unwritten<floatX>(n), *DP = unwritten<floatX>(n);
+    float *K = to_device<float>(k, T * C), *D = to_device<float>(d, C), *DK = unwritten<float>(T * C), *DD = to_device<float>(dd, C);
+    workspace_reserve(long_conv_workspace(T, C) + C * split_count(B * T));
+    long_conv_forward(Cd, Pd, K, D, B, T, C);
+    long_conv_backward(DP, DK, DD, DC, Pd, K, D, B, T, C);
+    ref_long_conv(c, dp, dk, dd, dc, p, k, d, B, T, C);
+    double e_c = error_of(Cd, c, n), e_dp = error_of(DP, dp, n), e_dk = error_of(DK, dk, T * C), e_dd = error_of(DD, dd, C);
+    check(e_c <= LAYER_BOUND && e_dp <= LAYER_BOUND && e_dk <= 1e-5 && e_dd <= 1e-5, "long convolution, B %zu, T %zu, C %zu: c %.1e, dp %.1e, dk %.1e, dd %.1e", B, T, C, e_c, e_dp, e_dk, e_dd);
+    cudaCheck(cudaFree(Pd)); cudaCheck(cudaFree(DC)); cudaCheck(cudaFree(K)); cudaCheck(cudaFree(D));
+    free(p); free(k); free(d); free(dc); free(c); free(dp); free(dk); free(dd);
+}
+// What the filter is made of, all float: positions, sines, the window. F is the width of the filter's layers.
+static void check_filter(size_t first, size_t rows, size_t S, size_t emb, size_t F) {
+    float *z = host_array(rows * emb), *x = random_array(rows * F, 3), *freq = random_array(F, 1), *d = random_array(rows * F, 1), *dfreq = random_array(F, 1);
+    float *out = host_array(rows * F), *k = random_array(rows * F, 1);
+    float *Z = unwritten<float>(rows * emb), *X = to_device<float>(x, rows * F), *Freq = to_device<float>(freq, F), *Out = unwritten<float>(rows * F);
+    float *D = to_device<float>(d, rows * F), *DFreq = to_device<float>(dfreq, F), *K = to_device<float>(k, rows * F);
+    workspace_reserve(F * split_count(rows));
+    filter_positions(Z, first, rows, S, emb);
+    sine_forward(Out, X, Freq, rows, F);
+    sine_backward(D, DFreq, X, Freq, rows, F);
+    filter_window(K, first, rows, S, F);
+    ref_filter_positions(z, first, rows, S, emb);
+    ref_sine_forward(out, x, freq, rows, F);
+    ref_sine_backward(d, dfreq, x, freq, rows, F);
+    ref_filter_window(k, first, rows, S, F);
+    double e_z = error_of(Z, z, rows * emb), e_out = error_of(Out, out, rows * F), e_d = error_of(D, d, rows * F), e_f = error_of(DFreq, dfreq, F), e_k = error_of(K, k, rows * F);
+    check(e_z <= 1e-5 && e_out <= 1e-5 && e_d <= 1e-5 && e_f <= 1e-5 && e_k <= 1e-5, "filter, tokens %zu.. of %zu, rows %zu, emb %zu, F %zu: positions %.1e, sine %.1e, d %.1e, dfreq %.1e, window %.1e",
+          first, S, rows, emb, F, e_z, e_out, e_d, e_f, e_k);
+    cudaCheck(cudaFree(X)); cudaCheck(cudaFree(Freq));
+    free(z); free(x); free(freq); free(d); free(dfreq); free(out); free(k);
+}
+#endif
+
 // ----------------------------------------------------------------------------------------------------------------
 // the whole model
 
@@ -693,6 +818,48 @@ int main(int argc, char** argv) {
     check_scan(1, 300, 5, 0, 1, 3);
     check_scan(1, 100, 5, 0, 1, 1e4);               // A is 0 or 1: products underflow
     if (!quick) check_scan(1, 16384 + 77, 2, 0.992, 0.999, 1);         // chunks longer than the least
+#endif
+#ifdef HAS_SHORT_CONV
+    check_short_conv(1, 1, 1, 4, 1, 0);
+    check_short_conv(2, 1, 8, 4, 1, 1);
+    check_short_conv(3, 2, 5, 4, 0, 1);
+    check_short_conv(2, 37, 40, 3, 1, 0);
+    check_short_conv(1, 131, 33, 4, 0, 0);
+    check_short_conv(2, 70, 16, MAX_CONV, 1, 1);
+#endif
+#ifdef HAS_SELECTIVE_SCAN
+    check_selective_scan(1, 1, 1, 1, 1, 1, 0, 0);
+    check_selective_scan(2, 1, 5, 16, 1, 1, 0, 1);
+    check_selective_scan(1, 2, 17, 3, 2, 1, 0, 0);
+    check_selective_scan(2, 37, 10, 16, 8, 1, 0, 1);            // chunks that end inside a tile, a last one of 5
+    check_selective_scan(1, 33, 34, 17, 32, 1, 0, 0);           // more than STATES numbers
+    check_selective_scan(1, 100, 6, 5, 40, 1, 0, 0);
+    check_selective_scan(1, 50, 4, 2, 50, 1, 3, 1);
+    check_selective_scan(1, 65, 16 * PARTS + 3, 2, 64, 1, 0, 0);        // parts with more than CHANNELS
+    check_selective_scan(1, 50, 5, 3, 16, 1e4, 0, 1);           // steps of 0 and of 1e4
+    check_selective_scan(1, 50, 5, 3, 16, 1, 20, 1);            // decays of 0
+    check_selective_scan(1, 50, 5, 3, 16, 1, -20, 1);           // decays of 1
+    if (!quick) check_selective_scan(1, 300, 3, 40, 64, 1, 0, 0);
+#endif
+#ifdef HAS_SSD
+    check_ssd(1, 1, 1, 1, 1, 1, 1, 0, 0);
+    check_ssd(2, 1, 2, 3, 5, 1, 1, 0, 1);
+    check_ssd(2, 37, 3, 4, 5, 8, 1, 0, 1);
+    check_ssd(1, 65, 1, 10, 3, 64, 1, 0, 0);
+    check_ssd(1, 63, 2, 33, 7, 64, 1, -1, 1);
+    check_ssd(1, 100, 2, 8, 16, 40, 1, 0, 0);
+    check_ssd(1, 50, 2, 3, 4, 16, 1e4, 0, 1);                   // steps of 0 and of 1e4
+    check_ssd(1, 50, 2, 3, 4, 16, 1, 20, 1);                    // decays of 0
+    check_ssd(1, 50, 2, 3, 4, 16, 1, -20, 1);                   // decays of 1
+    if (!quick) check_ssd(2, 130, 2, 64, 128, 64, 1, 0, 0);
+#endif
+#ifdef HAS_LONG_CONV
+    size_t times[] = {1, 2, 3, 31, 32, 33, 64, 127};
+    for (int i = 0; i < 8; i++) check_long_conv(1 + i % 3, times[i], 1 + 9 * i);
+    check_filter(0, 1, 1, 3, 1);
+    check_filter(0, 37, 64, 33, 5);
+    check_filter(1000, 3, 1024, 5, 64);
+    check_filter(0, 70, 70, 33, 64);
 #endif
 
     // every flag at a small odd size, then many sizes

@@ -60,6 +60,18 @@ void ref_linear_attention_forward(float* out, float* den, float* state, const fl
 void ref_linear_attention_backward(float* dqkv, float* state, const float* dout, const float* out, const float* den, const float* qkv, size_t B, size_t T, size_t H, size_t G, size_t D);
 void ref_scan_forward(float* s, const float* ga, const float* gb, const float* s0, double lo, double hi, size_t B, size_t T, size_t C);
 void ref_scan_backward(float* dga, float* dgb, const float* ds, const float* s, const float* ga, const float* gb, const float* s0, double lo, double hi, size_t B, size_t T, size_t C);
+void ref_short_conv_forward(float* out, const float* x, const float* w, const float* bias, float* window, size_t B, size_t T, size_t C, size_t K);
+void ref_short_conv_backward(float* dx, float* dw, float* dbias, const float* dout, const float* x, const float* w, size_t B, size_t T, size_t C, size_t K);
+// Forward, then backward. state: in and out, or NULL. The two scans keep what they need in between to themselves.
+void ref_selective_scan(float* y, float* state, float* dx, float* ddt, float* dbc, float* da_log, float* db_dt, float* dd, const float* dy, const float* x, const float* dt, const float* bc,
+                        const float* a_log, const float* b_dt, const float* d, size_t L, size_t B, size_t T, size_t E, size_t N);
+void ref_ssd(float* y, float* state, float* dxbc, float* ddt, float* da_log, float* db_dt, float* dd, const float* dy, const float* xbc, const float* dt,
+             const float* a_log, const float* b_dt, const float* d, size_t L, size_t B, size_t T, size_t H, size_t P, size_t N);
+void ref_long_conv(float* c, float* dp, float* dk, float* dd, const float* dc, const float* p, const float* k, const float* d, size_t B, size_t T, size_t C);
+void ref_sine_forward(float* out, const float* x, const float* freq, size_t rows, size_t F);
+void ref_sine_backward(float* d, float* dfreq, const float* x, const float* freq, size_t rows, size_t F);
+void ref_filter_window(float* k, size_t first, size_t rows, size_t S, size_t C);
+void ref_filter_positions(float* z, size_t first, size_t rows, size_t S, size_t emb);
 #ifdef __cplusplus
 }
 #endif

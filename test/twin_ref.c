@@ -111,3 +111,45 @@ void ref_scan_backward(float* dga, float* dgb, const float* ds, const float* s, 
     scan_backward(dga, dgb, ds, s, ga, gb, s0, lo, hi, B, T, C);
 }
 #endif
+#ifdef HAS_SHORT_CONV
+void ref_short_conv_forward(float* out, const float* x, const float* w, const float* bias, float* window, size_t B, size_t T, size_t C, size_t K) {
+    short_conv_forward(out, x, w, bias, window, B, T, C, K);
+}
+void ref_short_conv_backward(float* dx, float* dw, float* dbias, const float* dout, const float* x, const float* w, size_t B, size_t T, size_t C, size_t K) {
+    short_conv_backward(dx, dw, dbias, dout, x, w, B, T, C, K);
+}
+#endif
+#ifdef HAS_SELECTIVE_SCAN
+void ref_selective_scan(float* y, float* state, float* dx, float* ddt, float* dbc, float* da_log, float* db_dt, float* dd, const float* dy, const float* x, const float* dt, const float* bc,
+                        const float* a_log, const float* b_dt, const float* d, size_t L, size_t B, size_t T, size_t E, size_t N) {
+    float* starts = (float*)allocate(B * num_chunks(T, L) * N * E * sizeof(float), "a scan");
+    float* work = (float*)allocate(scan_work(L, B, E, N) * sizeof(float), "a scan");
+    selective_scan_forward(y, starts, x, dt, bc, a_log, b_dt, d, state, L, B, T, E, N);
+    selective_scan_backward(dx, ddt, dbc, da_log, db_dt, dd, dy, x, dt, bc, starts, a_log, b_dt, d, work, L, B, T, E, N);
+    free(starts); free(work);
+}
+#endif
+#ifdef HAS_SSD
+void ref_ssd(float* y, float* state, float* dxbc, float* ddt, float* da_log, float* db_dt, float* dd, const float* dy, const float* xbc, const float* dt,
+             const float* a_log, const float* b_dt, const float* d, size_t L, size_t B, size_t T, size_t H, size_t P, size_t N) {
+    float* states = (float*)allocate(B * (num_chunks(T, L) + 1) * H * N * P * sizeof(float), "a scan");
+    float* work = (float*)allocate(ssd_work(L, B, T, H, P, N) * sizeof(float), "a scan");
+    ssd_forward(y, states, xbc, dt, a_log, b_dt, d, state, L, B, T, H, P, N);
+    ssd_backward(dxbc, ddt, da_log, db_dt, dd, dy, states, xbc, dt, a_log, b_dt, d, work, L, B, T, H, P, N);
+    free(states); free(work);
+}
+#endif
+#ifdef HAS_LONG_CONV
+void ref_long_conv(float* c, float* dp, float* dk, float* dd, const float* dc, const float* p, const float* k, const float* d, size_t B, size_t T, size_t C) {
+    size_t N = fft_length(T);
+    float* tw = (float*)allocate(2 * N * sizeof(float), "twiddles");
+    fft_twiddles(tw, N);
+    long_conv_forward(c, p, k, d, tw, N, B, T, C);
+    long_conv_backward(dp, dk, dd, dc, p, k, d, tw, N, B, T, C);
+    free(tw);
+}
+void ref_sine_forward(float* out, const float* x, const float* freq, size_t rows, size_t F) { sine_forward(out, x, freq, rows, F); }
+void ref_sine_backward(float* d, float* dfreq, const float* x, const float* freq, size_t rows, size_t F) { sine_backward(d, dfreq, x, freq, rows, F); }
+void ref_filter_window(float* k, size_t first, size_t rows, size_t S, size_t C) { filter_window(k, first, rows, S, C); }
+void ref_filter_positions(float* z, size_t first, size_t rows, size_t S, size_t emb) { filter_positions(z, first, rows, S, emb); }
+#endif

@@ -7,6 +7,10 @@
 #define HAS_SWIGLU
 #define HAS_POSITIONS
 #define HAS_ATTENTION
+#define HAS_SHORT_CONV
+#define HAS_SELECTIVE_SCAN
+#define HAS_SSD
+#define HAS_LONG_CONV
 
 #ifndef __cplusplus     // twin.cu asks twin_ref.c for the rest: C++ has no such lists
 
