@@ -1525,7 +1525,7 @@ static int checkpoint_save(const Model* m, const DataLoader* data, int step, con
         }
     }
     Text meta = {};
-    text_add(&meta, "\"model\":\"" MODEL_NAME "\",\"step\":\"%d\",\"rng\":\"%llu\",\"position\":\"%llu\"", step,
+    text_add(&meta, "\"program\":\"" MODEL_NAME "\",\"step\":\"%d\",\"rng\":\"%llu\",\"position\":\"%llu\"", step,
              (unsigned long long)data->rng, (unsigned long long)data->position);
     options_remember(&meta);
     int error = safetensors_write(path, meta.chars, e, n);
@@ -1585,7 +1585,7 @@ static void dump(Model* m, DataLoader* data, const char* path) {
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < t->count; i++)
             e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1], host[k] + t->tensors[i].offset);
-    int error = safetensors_write(path, "\"model\":\"" MODEL_NAME "\"", e, n);
+    int error = safetensors_write(path, "\"program\":\"" MODEL_NAME "\"", e, n);
     if (error) die("cannot write %s: %s", path, strerror(error));
     printf("dumped a batch, its logits, loss %.6f, parameters and gradients to %s\n", (double)loss, path);
     free(host[0]);
