@@ -119,18 +119,23 @@ static double rng_normal(uint64_t* state) {
 }
 
 // A state decays into numbers too small for a float's exponent ("denormals") when its input is silent, and a CPU then
-// computes 100 times slower. Every thread rounds them to zero instead.
-static void flush_denormals(void) {
-    #pragma omp parallel
-    {
+// computes 100 times slower. This thread rounds them to zero from now on.
+static void flush_denormals_here(void) {
 #if defined(__SSE__)
-        _mm_setcsr(_mm_getcsr() | 0x8040);
+    _mm_setcsr(_mm_getcsr() | 0x8040);
 #elif defined(__aarch64__)
-        uint64_t fpcr;
-        __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
-        __asm__ volatile("msr fpcr, %0" : : "r"(fpcr | 1 << 24));
+    uint64_t fpcr;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+    __asm__ volatile("msr fpcr, %0" : : "r"(fpcr | 1 << 24));
 #endif
-    }
+}
+
+// All threads do. gcc's OpenMP lets every thread keep its own setting; clang's sets all to the caller's at each parallel
+// region, and undoes what the region changed.
+static void flush_denormals(void) {
+    flush_denormals_here();
+    #pragma omp parallel
+    flush_denormals_here();
 }
 
 // e^x to 8e-8 relative, as arithmetic that the compiler turns into vector instructions (libm's expf stays scalar and is
@@ -1596,7 +1601,8 @@ typedef struct { Tensor* tensors; int count; size_t total; } Table;
 // base + offset, or NULL while base is NULL (a walk that only measures).
 __attribute__((format(printf, 7, 8)))
 static real* take(Table* t, real* base, size_t rows, size_t cols, int init, double scale, const char* name, ...) {
-    t->tensors = (Tensor*)realloc(t->tensors, (t->count + 1) * sizeof(Tensor));
+    if ((t->count & (t->count - 1)) == 0)       // 0, 1, 2, 4, 8 ...: full, so double it
+        t->tensors = (Tensor*)realloc(t->tensors, (t->count ? 2 * t->count : 1) * sizeof(Tensor));
     if (!t->tensors) die("not enough memory for the table of tensors");
     Tensor* x = &t->tensors[t->count++];
     memset(x, 0, sizeof *x);
@@ -3078,6 +3084,7 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
 static void open_data(DataLoader* d, const char* files, int mode, uint64_t seed) {
     if (opt.task) loader_task(d, opt.task == 1 ? "copy" : "recall", opt.batch, opt.seq, opt.config.vocab, seed);
     else loader_open(d, files, opt.batch, opt.seq, opt.config.vocab, mode, seed);
+    if (d->vocab > opt.config.vocab) die("%s was made with a vocabulary of %d tokens, the model has --vocab %d", files, d->vocab, opt.config.vocab);
 }
 
 #ifndef TESTING

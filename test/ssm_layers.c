@@ -961,6 +961,9 @@ static void check_memory(void) {
 }
 
 int main(void) {
+#ifdef TRAIN_FILE
+    (void)option_table;
+#endif
     flush_denormals();
     check_pieces();
     static const size_t convs[][4] = {{1, 1, 5, 4}, {2, 2, 3, 4}, {2, 7, 70, 4}, {2, 3, 5, 8}, {1, 13, 3, 1}, {3, 5, 65, 3}, {1, 29, 64, 4}};
