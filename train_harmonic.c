@@ -494,7 +494,8 @@ typedef struct { Tensor* tensors; int count; size_t total; } Table;
 // base + offset, or NULL while base is NULL (a walk that only measures).
 __attribute__((format(printf, 7, 8)))
 static real* take(Table* t, real* base, size_t rows, size_t cols, int init, double scale, const char* name, ...) {
-    t->tensors = (Tensor*)realloc(t->tensors, (t->count + 1) * sizeof(Tensor));
+    if ((t->count & (t->count - 1)) == 0)       // 0, 1, 2, 4, 8 ...: full, so double it
+        t->tensors = (Tensor*)realloc(t->tensors, (t->count ? 2 * t->count : 1) * sizeof(Tensor));
     if (!t->tensors) die("not enough memory for the table of tensors");
     Tensor* x = &t->tensors[t->count++];
     memset(x, 0, sizeof *x);
@@ -1075,7 +1076,7 @@ static const Preset presets[] = {
     {"harmonic-28m",  "--vocab 50257 --channels 256 --layers 1 --batch 16 --seq 1024 --steps 4000", "the paper's model: 27,965,952 parameters"},
     {"harmonic-13m",  "--vocab 50257 --channels 128 --layers 1 --batch 16 --seq 1024 --steps 4000", "C = 128: 13,425,920 parameters"},
     {"harmonic-60m",  "--vocab 50257 --channels 512 --layers 1 --batch 16 --seq 1024 --steps 4000", "C = 512: 60,388,352 parameters"},
-    {"harmonic-tiny", "--vocab 256 --channels 128 --layers 1 --batch 8 --seq 256 --steps 600 --lr 3e-3", "bytes, a minute on a laptop"},
+    {"harmonic-tiny", "--vocab 256 --channels 128 --layers 1 --batch 8 --seq 256 --steps 1200 --lr 6e-3", "bytes, a minute on a laptop"},
 };
 
 // ----------------------------------------------------------------------------------------------------------------

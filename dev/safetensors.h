@@ -51,7 +51,7 @@ static void text_add_json(Text* t, const char* s) {
 // Writes path whole or not at all: to a temporary name first, forced to disk, then renamed. metadata is the inside of a
 // JSON object, `"key":"value",...`. Returns 0, or an errno; then path is as it was.
 static int safetensors_write(const char* path, const char* metadata, const Entry* entries, int count) {
-    Text h = {0};
+    Text h = {NULL, 0, 0};
     size_t offset = 0;
     text_add(&h, "{\"__metadata__\":{%s}", metadata);
     for (int i = 0; i < count; i++) {
@@ -63,7 +63,7 @@ static int safetensors_write(const char* path, const char* metadata, const Entry
     }
     text_add(&h, "}");
     while (h.length % 8) text_add(&h, " ");
-    Text name = {0};
+    Text name = {NULL, 0, 0};
     text_add(&name, "%s.tmp", path);
     errno = 0;
     FILE* f = fopen(name.chars, "wb");
@@ -108,7 +108,7 @@ static size_t json_number(Json* j) {
     return n;
 }
 static char* json_string(Json* j) {             // mallocs
-    Text t = {0};
+    Text t = {NULL, 0, 0};
     json_expect(j, '"');
     text_add(&t, "%s", "");
     while (j->at < j->end && *j->at != '"') {
@@ -252,7 +252,8 @@ static void safetensors_copy(const SafeTensors* s, const char* name, real* out, 
 
 // An entry for writing: a tensor of `rows` x `cols` (cols 0: one dimension) named prefix + name.
 static Entry entry(const char* prefix, const char* name, size_t rows, size_t cols, const real* data) {
-    Entry e = {0};
+    Entry e;
+    memset(&e, 0, sizeof e);
     snprintf(e.name, sizeof e.name, "%s%s", prefix, name);
     strcpy(e.dtype, sizeof(real) == 4 ? "F32" : "F64");
     e.ndim = cols ? 2 : 1;

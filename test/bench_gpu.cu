@@ -1,0 +1,161 @@
+// bench_gpu.cu: where a training step's time goes on a GPU, against what the GPU can do. First how fast it copies and how
+// fast cuBLAS multiplies large matrices; then each layer as a share of the one that limits it; then whole steps.
+//
+//     nvcc -O3 -DTRAIN_CU='"../train_harmonic.cu"' -DMODEL_FILE='"models/harmonic.h"' test/bench_gpu.cu -lcublas
+//     bench_gpu [--batch 16] [--seq 1024] [--tiny]            --tiny: small sizes, to see on the emulator that it runs
+//
+// GB/s counts what a layer must read and write once, whatever its kernels read twice: 50% may be a kernel at full speed
+// that reads everything twice. GFLOP/s counts a multiply-add as two.
+#ifdef __NVCC__
+#pragma nv_diag_suppress 177            // a test leaves some of the program's functions unused
+#endif
+#define TESTING
+#include TRAIN_CU
+#include MODEL_FILE
+
+static int tiny = 0;
+static double copy_rate = 1, matmul_rate = 1;           // bytes, FLOPs a second
+
+// Seconds that one call takes: the median of up to 30, for at most half a second.
+template <typename F> static double seconds_of(F call) {
+    double times[30], total = 0;
+    int n = 0;
+    cudaEvent_t start, stop;
+    cudaCheck(cudaEventCreate(&start));
+    cudaCheck(cudaEventCreate(&stop));
+    call();                                             // warm up: cuBLAS chooses its kernels
+    while (n < (tiny ? 1 : 30) && (n < 3 || total < 0.5)) {
+        float ms = 0;
+        cudaCheck(cudaEventRecord(start));
+        call();
+        cudaCheck(cudaEventRecord(stop));
+        cudaCheck(cudaEventSynchronize(stop));
+        cudaCheck(cudaEventElapsedTime(&ms, start, stop));
+        total += ms / 1e3;
+        int k = n++;
+        for (; k > 0 && times[k - 1] > ms / 1e3; k--) times[k] = times[k - 1];
+        times[k] = ms / 1e3;
+    }
+    cudaCheck(cudaEventDestroy(start));
+    cudaCheck(cudaEventDestroy(stop));
+    return times[n / 2];
+}
+// A layer that is bound by memory, and one that is bound by its matrix products (or by memory, where that takes longer).
+static void report(const char* name, double seconds, double bytes, double flops) {
+    double least = bytes / copy_rate > flops / matmul_rate ? bytes / copy_rate : flops / matmul_rate;
+    printf("%-34s %9.3f ms %9.0f GB/s %9.1f TFLOP/s   %4.0f%% of %s\n", name, seconds * 1e3, bytes / seconds / 1e9, flops / seconds / 1e12,
+           100 * least / seconds, least > flops / matmul_rate ? "copy" : "matmul");
+    fflush(stdout);
+}
+template <typename F> static F* array(size_t n) {       // of small numbers: a silent input would flatter the kernels
+    F* d = (F*)device_allocate(n * sizeof(F), "the benchmark");
+    size_t some = smin(n, 1 << 20);
+    F* h = (F*)allocate(some * sizeof(F), "the benchmark");
+    uint64_t rng = 1;
+    for (size_t i = 0; i < some; i++) h[i] = (F)(float)(rng_uniform(&rng) - 0.5);
+    for (size_t i = 0; i < n; i += some) device_write(d + i, h, smin(some, n - i) * sizeof(F));
+    free(h);
+    return d;
+}
+
+static void bench_layers(const Config* c, size_t B, size_t T) {
+    size_t C = c->channels, V = c->vocab, R = B * T, Vp = padded_vocab(V), H = head_rows(R, V), x2 = sizeof(floatX);
+    floatX *x = array<floatX>(R * 2 * C), *y = array<floatX>(R * 2 * C), *z = array<floatX>(R * 2 * C), *w = array<floatX>(4 * C * C);
+    float *f = array<float>(R * C), *g = array<float>(R * C), *dw = array<float>(4 * C * C), *v = array<float>(2 * C), *row1 = array<float>(R), *row2 = array<float>(R);
+    workspace_reserve(2 * C * SPLITS + 2 * B * C * scan_sizes(0, 1, B, T, C).chunks);
+    double n = (double)R * C;
+    report("linear C -> 2C", seconds_of([&] { linear_forward(y, x, w, NULL, R, C, 2 * C, C, 0); }), 3 * n * x2, 4 * n * C);
+    report("linear 2C -> C, bias", seconds_of([&] { linear_forward(y, x, w, v, R, 2 * C, C, 2 * C, 0); }), 3 * n * x2, 4 * n * C);
+    report("its dX and dW", seconds_of([&] { linear_backward(z, dw, NULL, y, x, w, R, 2 * C, C, 2 * C, 0); }), 5 * n * x2, 8 * n * C);
+    report("a bias's gradient, 2C", seconds_of([&] { sum_rows(v, x, R, 2 * C); }), 2 * n * x2, 0);
+#ifdef HAS_SILU
+    report("silu, 2C", seconds_of([&] { silu_forward(y, x, v, R, 2 * C); }), 4 * n * x2, 0);
+    report("silu backward, 2C", seconds_of([&] { silu_backward(y, x, v, R, 2 * C); }), 6 * n * x2, 0);
+#endif
+#ifdef HAS_LAYERNORM
+    report("layernorm", seconds_of([&] { layernorm_forward(y, row1, row2, x, v, v, R, C); }), 2 * n * x2, 0);
+    report("layernorm backward, dw, db", seconds_of([&] { layernorm_backward(y, v, v, f, x, row1, row2, v, R, C, 0); }), n * (4 + 2 * x2), 0);
+#endif
+#ifdef HAS_SCAN
+    report("scan", seconds_of([&] { scan_forward(z, v, x, y, row1, 0.9, 0.975, B, T, C); }), 3 * n * x2, 0);
+    report("scan backward", seconds_of([&] { scan_backward(y + R * C, z + R * C, x + R * C, z, x, y, row1, 0.9, 0.975, B, T, C); }), 6 * n * x2, 0);
+#endif
+    int *tokens = (int*)allocate(R * sizeof(int), "tokens"), *sorted = (int*)allocate((2 * R + 1) * sizeof(int), "tokens");
+    uint64_t rng = 1;
+    for (size_t r = 0; r < R; r++) tokens[r] = (int)(V * pow(rng_uniform(&rng), 4));       // few tokens are frequent
+    int distinct = sort_rows(sorted, sorted + R, tokens, R, V);
+    int* index = (int*)device_allocate((3 * R + 1) * sizeof(int), "tokens");
+    device_write(index, tokens, R * sizeof(int));
+    device_write(index + R, sorted, (2 * R + 1) * sizeof(int));
+    floatX *head = array<floatX>(Vp * C), *logits = array<floatX>(H * Vp);
+    float* dhead = array<float>(Vp * C);
+    report("embedding", seconds_of([&] { embedding_forward(y, index, head, 1, R, C); }), 2 * n * x2, 0);
+    report("embedding backward", seconds_of([&] { embedding_backward(dhead, index, index + R, index + 2 * R, distinct, f, 1, C); }), n * 4 + 8.0 * distinct * C, 0);
+    char name[64];
+    snprintf(name, sizeof name, "head: logits of %zu rows", H);
+    double l = (double)H * Vp;
+    report(name, seconds_of([&] { linear_forward(logits, x, head, NULL, H, C, Vp, C, 0); }), l * x2, 2 * l * C);
+    report("head: dy and dhead", seconds_of([&] { linear_backward(g, dhead, NULL, logits, x, head, H, C, Vp, C, 0); }), 2 * l * x2, 4 * l * C);
+    report("softmax, loss and dlogits", seconds_of([&] { softmax_kernel<<<(unsigned)H, 512>>>(logits, row1, row2, index, 1.0f, (int)V, (int)Vp, 1); }), 2 * l * x2, 0);
+    cudaCheck(cudaDeviceSynchronize());
+    void* all[] = { x, y, z, w, f, g, dw, v, row1, row2, index, head, logits, dhead };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cudaCheck(cudaFree(all[i]));
+    free(tokens);
+    free(sorted);
+}
+
+static void bench_step(const Config* c, int B, int T) {
+    Model m;
+    model_layout(&m, c, B, T, 1);
+    size_t n = m.table.total, bytes = n * (4 * sizeof(float) + (sizeof(floatX) == 2 ? 2 : 0)) + acts_bytes(&m.acts), free_bytes = 0, total = 0;
+    cudaCheck(cudaMemGetInfo(&free_bytes, &total));
+    model_free(&m);
+    if (bytes + (bytes >> 4) > free_bytes) { printf("%d x %d tokens: needs %.1f GB, the GPU has %.1f free\n", B, T, bytes / 1e9, free_bytes / 1e9); return; }
+    model_build(&m, c, B, T, 1);
+    model_init(&m, 1);
+    size_t R = (size_t)B * T;
+    int* tokens = (int*)allocate((R + 1) * sizeof(int), "tokens");
+    uint64_t rng = 1;
+    for (size_t r = 0; r <= R; r++) tokens[r] = (int)(c->vocab * pow(rng_uniform(&rng), 4));
+    double forward = seconds_of([&] { model_forward(&m, tokens, tokens + 1, 0); });
+    double both = seconds_of([&] { model_forward(&m, tokens, tokens + 1, 1); model_backward(&m); });
+    double update = seconds_of([&] { model_update(&m, 1e-3, 0.1, 1); model_zero_grad(&m); }), step = both + update;
+    printf("%d x %d tokens: forward %.2f ms, forward and backward %.2f ms, update %.2f ms (%.0f GB/s), %.0f tokens/s, %.1f TFLOP/s (%.0f%% of matmul), %.2f GB (%.0f bytes a token)\n",
+           B, T, forward * 1e3, both * 1e3, update * 1e3, n * (36.0 + sizeof(floatX)) / update / 1e9, R / step, R * model_flops_per_token(&m) / step / 1e12,
+           100 * R * model_flops_per_token(&m) / step / matmul_rate, bytes / 1e9, (double)acts_bytes(&m.acts) / R);
+    if (T <= 1024) {
+        double one = seconds_of([&] { model_step(&m, 1); });
+        printf("sampling: %.3f ms a token\n", one * 1e3);
+    }
+    fflush(stdout);
+    free(tokens);
+    model_free(&m);
+}
+
+int main(int argc, char** argv) {
+    int B = 16, T = 1024;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--tiny")) { tiny = 1; B = 2; T = 40; }
+        else if (!strcmp(argv[i], "--batch") && i + 1 < argc) B = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--seq") && i + 1 < argc) T = atoi(argv[++i]);
+        else die("unknown argument '%s': bench_gpu [--batch N] [--seq N] [--tiny]", argv[i]);
+    }
+    Config c = tiny ? config_at(SIZES[0].config, 67, 24) : SIZES[0].config;
+    device_start();
+    size_t big = tiny ? 64 : 4096, bytes = tiny ? 1 << 16 : 1 << 29;
+    floatX *a = array<floatX>(big * big), *b = array<floatX>(big * big), *d = array<floatX>(big * big);
+    char *from = (char*)device_allocate(bytes, "the benchmark"), *to = (char*)device_allocate(bytes, "the benchmark");
+    copy_rate = 2.0 * bytes / seconds_of([&] { device_copy(to, from, bytes); });
+    matmul_rate = 2.0 * big * big * big / seconds_of([&] { matmul(d, a, b, big, big, big, big, big, big, 0, 1, 1, 0); });
+    printf("%s on %s: copy %.0f GB/s, matmul of %zu^3 %.1f TFLOP/s\n\n", sizeof(floatX) == 2 ? "bf16" : "fp32", device_name, copy_rate / 1e9, big, matmul_rate / 1e12);
+    cudaCheck(cudaFree(a)); cudaCheck(cudaFree(b)); cudaCheck(cudaFree(d)); cudaCheck(cudaFree(from)); cudaCheck(cudaFree(to));
+    printf("%s, C %d, V %d, %d x %d tokens\n", SIZES[0].name, c.channels, c.vocab, B, T);
+    bench_layers(&c, B, T);
+    printf("\n");
+    bench_step(&c, B, T);
+    if (tiny) return 0;
+    bench_step(&c, 1, B * T);
+    bench_step(&c, 1, 1 << 16);
+    bench_step(&c, 1, 1 << 20);
+    return 0;
+}

@@ -1,0 +1,485 @@
+// twin.cu: every kernel of train_X.cu, and the whole model, against train_X.c. Both get the same numbers (rounded to what
+// the CUDA build stores), so what differs is the arithmetic alone. The same source runs on the emulator and on a GPU:
+//
+//     gcc -c -DTRAIN_FILE='"../train_harmonic.c"' -DMODEL_FILE='"models/harmonic.h"' test/twin_ref.c
+//     nvcc -DTRAIN_CU='"../train_harmonic.cu"' -DMODEL_FILE='"models/harmonic.h"' test/twin.cu twin_ref.o -lcublas
+//
+// (test/test_twin.sh has the full command lines.) twin --quick leaves out the longer half of the shapes. It prints a hash of
+// all bits that came out: a kernel that lacks a barrier gives another one in another order of its threads.
+//
+// Errors are ‖cuda - c‖ / ‖c‖, per tensor; a gradient that is tiny against all others is held against 1e-3 ‖all gradients‖.
+// In fp32 both sides round differently only in the order of sums. In bf16 each number that is stored has a relative
+// error of up to 2^-9 (0.002), and a chain of a dozen of them lies between tokens and gradients.
+#ifdef __NVCC__
+#pragma nv_diag_suppress 177            // a test leaves some of the program's functions unused
+#endif
+#define TESTING
+#include TRAIN_CU
+#include MODEL_FILE
+#include "check.h"
+#include "twin.h"
+
+static const int BF16 = sizeof(floatX) == 2;
+static const double LAYER_BOUND  = BF16 ? 5e-3 : 1e-5;      // one layer, from the same inputs           measured in bf16: 2e-3
+static const double HEAD_BOUND   = BF16 ? 2e-2 : 1e-5;      // the head: logits of size 15 are rounded by 0.03      7e-3
+static const double LOSS_BOUND   = BF16 ? 2e-3 : 1e-5;      // the whole model                                      7e-4
+static const double LOGIT_BOUND  = BF16 ? 4e-2 : 1e-4;      //                                                      2e-2
+static const double ALL_BOUND    = BF16 ? 2e-2 : 1e-5;      // all gradients together                               7e-3
+static const double GRAD_BOUND   = BF16 ? 2e-1 : 1e-4;      // each tensor's gradient                               7e-2
+static const double PARAM_BOUND  = BF16 ? 6e-3 : 1e-4;      // after 5 AdamW steps, relative to the parameters      2e-3
+static const double UPDATE_BOUND = BF16 ? 5e-1 : 1e-3;      // the same, relative to how far those steps moved them 2e-1
+                                                            // (where a gradient is near 0, its sign makes a full step)
+static uint64_t rng = 1, hash = 0xcbf29ce484222325;
+
+// ----------------------------------------------------------------------------------------------------------------
+// numbers
+
+static void add_to_hash(const void* x, size_t bytes) {      // FNV-1a
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ ((const unsigned char*)x)[i]) * 0x100000001b3;
+}
+static double norm_of(const float* x, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (double)x[i] * x[i];
+    return sqrt(sum);
+}
+static double distance_of(const float* a, const float* b, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+    return sqrt(sum);
+}
+static float* host_array(size_t n) { return (float*)allocate(n * sizeof(float), "a test"); }
+
+// n numbers from N(0, deviation) that floatX can hold
+static float* random_array(size_t n, double deviation) {
+    float* x = host_array(n);
+    for (size_t i = 0; i < n; i++) x[i] = (float)(floatX)(float)(deviation * rng_normal(&rng));
+    return x;
+}
+static int* random_tokens(size_t n, int V, int ignored) {   // with `ignored`, every 5th is -1
+    int* t = (int*)allocate(n * sizeof(int), "a test");
+    for (size_t i = 0; i < n; i++) t[i] = ignored && rng_next(&rng) % 5 == 0 ? -1 : (int)(rng_next(&rng) % V);
+    return t;
+}
+
+// Device arrays of exactly n numbers: as given, or NaN (all bits set) for what a kernel must write.
+template <typename F> static F* to_device(const float* x, size_t n) {
+    F *d, *h = (F*)allocate(n * sizeof(F), "a test");
+    for (size_t i = 0; i < n; i++) h[i] = (F)x[i];
+    cudaCheck(cudaMalloc(&d, n * sizeof(F)));
+    device_write(d, h, n * sizeof(F));
+    free(h);
+    return d;
+}
+static int* to_device_int(const int* x, size_t n) {
+    int* d;
+    cudaCheck(cudaMalloc(&d, n * sizeof(int)));
+    device_write(d, x, n * sizeof(int));
+    return d;
+}
+template <typename F> static F* unwritten(size_t n) {
+    F* d;
+    cudaCheck(cudaMalloc(&d, n * sizeof(F)));
+    cudaCheck(cudaMemset(d, 255, n * sizeof(F)));
+    return d;
+}
+
+// An error against a norm; against a zero, only zero is right.
+static double ratio(double error, double norm) { return norm != 0 ? error / norm : error == 0 ? 0 : INFINITY; }
+
+// The error of a device array against b; its bits go into the hash, and it is freed.
+template <typename F> static double error_of(F* device, const float* b, size_t n) {
+    float* a = host_array(n);
+    device_read(a, device, n);
+    cudaCheck(cudaFree(device));
+    add_to_hash(a, n * sizeof(float));
+    double error = ratio(distance_of(a, b, n), norm_of(b, n));
+    free(a);
+    return error;
+}
+static double worst(double a, double b) { return !(a <= b) ? a : b; }       // NaN wins
+
+// ----------------------------------------------------------------------------------------------------------------
+// layers
+
+static void check_embedding(size_t rows, int V, size_t C, float scale) {
+    int *tokens = random_tokens(rows, V, 0), *sorted = (int*)allocate((2 * rows + 1) * sizeof(int), "a test");
+    float *wte = random_array(V * C, 1), *dx = random_array(rows * C, 1), *x = host_array(rows * C), *dwte = random_array(V * C, 1);
+    int distinct = sort_rows(sorted, sorted + rows, tokens, rows, V);
+    int *t = to_device_int(tokens, rows), *order = to_device_int(sorted, rows), *first = to_device_int(sorted + rows, distinct + 1);
+    floatX *w = to_device<floatX>(wte, V * C), *out = unwritten<floatX>(rows * C);
+    float *stream = unwritten<float>(rows * C), *d = to_device<float>(dx, rows * C), *dw = to_device<float>(dwte, V * C);
+    embedding_forward(out, t, w, scale, rows, C);
+    embedding_forward(stream, t, w, scale, rows, C);
+    embedding_backward(dw, t, order, first, distinct, d, scale, C);
+    ref_embedding_forward(x, tokens, wte, scale, rows, C);
+    ref_embedding_backward(dwte, tokens, dx, scale, rows, C);
+    double e1 = error_of(out, x, rows * C), e2 = error_of(stream, x, rows * C), e3 = error_of(dw, dwte, V * C);
+    check(e1 <= LAYER_BOUND && e2 <= LAYER_BOUND && e3 <= 1e-5, "embedding, rows %zu, V %d, C %zu: x %.1e, float x %.1e, dwte %.1e", rows, V, C, e1, e2, e3);
+    cudaCheck(cudaFree(t)); cudaCheck(cudaFree(order)); cudaCheck(cudaFree(first)); cudaCheck(cudaFree(w)); cudaCheck(cudaFree(d));
+    free(tokens); free(sorted); free(wte); free(dx); free(x); free(dwte);
+}
+
+// out is the `add`ed half of a wider matrix: w starts `skip` columns into rows of ldw.
+static void check_linear(size_t rows, size_t IC, size_t OC, size_t ldw, size_t skip, int add, int bias) {
+    float *x = random_array(rows * IC, 1), *w = random_array(OC * ldw, 1), *b = random_array(OC, 1), *out = random_array(rows * OC, 1);
+    float *dout = random_array(rows * OC, 1), *dx = random_array(rows * IC, 1), *dw = random_array(OC * ldw, 1), *db = random_array(OC, 1);
+    float* dx_new = host_array(rows * IC);
+    floatX *X = to_device<floatX>(x, rows * IC), *W = to_device<floatX>(w, OC * ldw), *Out = to_device<floatX>(out, rows * OC), *DOut = to_device<floatX>(dout, rows * OC);
+    float *Bias = to_device<float>(b, OC), *DX = to_device<float>(dx, rows * IC), *DW = to_device<float>(dw, OC * ldw), *DB = to_device<float>(db, OC);
+    floatX* DXnew = unwritten<floatX>(rows * IC);
+    float* DWnew = to_device<float>(dw, OC * ldw);
+    workspace_reserve(2 * OC * split_count(rows));
+    linear_forward(Out, X, W + skip, bias ? Bias : NULL, rows, IC, OC, ldw, add);
+    linear_backward(DX, DW + skip, bias ? DB : NULL, DOut, X, W + skip, rows, IC, OC, ldw, 1);
+    linear_backward(DXnew, DWnew + skip, NULL, DOut, X, W + skip, rows, IC, OC, ldw, 0);
+    ref_linear_forward(out, x, w + skip, bias ? b : NULL, rows, IC, OC, ldw, add);
+    ref_linear_backward(dx_new, dw + skip, NULL, dout, x, w + skip, rows, IC, OC, ldw);
+    double e = error_of(DWnew, dw, OC * ldw);
+    for (size_t i = 0; i < rows * IC; i++) dx[i] += dx_new[i];
+    ref_linear_backward(NULL, NULL, bias ? db : NULL, dout, x, w + skip, rows, IC, OC, ldw);
+    double ey = error_of(Out, out, rows * OC), ex = error_of(DX, dx, rows * IC), ew = worst(e, error_of(DW, dw, OC * ldw)), eb = error_of(DB, db, OC);
+    double en = error_of(DXnew, dx_new, rows * IC);
+    check(ey <= LAYER_BOUND && ex <= 1e-5 && ew <= 1e-5 && eb <= 1e-5 && en <= LAYER_BOUND, "linear %zu x %zu -> %zu, ldw %zu%s%s: out %.1e, dx %.1e, written dx %.1e, dw %.1e, db %.1e",
+          rows, IC, OC, ldw, add ? ", added" : "", bias ? ", bias" : "", ey, ex, en, ew, eb);
+    cudaCheck(cudaFree(X)); cudaCheck(cudaFree(W)); cudaCheck(cudaFree(DOut)); cudaCheck(cudaFree(Bias));
+    free(x); free(w); free(b); free(out); free(dout); free(dx); free(dw); free(db); free(dx_new);
+}
+
+static void check_head(size_t rows, size_t C, size_t V, int ignored, int train) {
+    size_t Vp = padded_vocab(V), counted, correct, hits;
+    float *y = random_array(rows * C, 1), *head = random_array(V * C, 1), *dy = host_array(rows * C), *dhead = random_array(V * C, 1);
+    int* targets = random_tokens(rows, V, ignored);
+    if (ignored > 1) for (size_t r = 0; r < rows; r++) targets[r] = -1;         // all of them
+    float* padded = host_array(Vp * C);
+    memcpy(padded, head, V * C * sizeof(float));
+    floatX *Y = to_device<floatX>(y, rows * C), *Head = to_device<floatX>(padded, Vp * C), *Logits = unwritten<floatX>(head_rows(rows, V) * Vp);
+    memcpy(padded, dhead, V * C * sizeof(float));
+    float *DHead = to_device<float>(padded, Vp * C), *DY = unwritten<float>(rows * C), *Losses = unwritten<float>(rows), *Hits = unwritten<float>(rows);
+    int* Targets = to_device_int(targets, rows);
+    workspace_reserve(4);
+    double want = ref_head_loss(train ? dy : NULL, train ? dhead : NULL, y, head, targets, 0.5, rows, C, V, &counted, &correct);
+    double loss = head_loss(train ? DY : NULL, train ? DHead : NULL, Y, Head, Targets, counted, Logits, Losses, Hits, 0.5, rows, C, V, &hits);
+    add_to_hash(&loss, sizeof loss);
+    float* got = host_array(Vp * C);
+    device_read(got, DHead, Vp * C);
+    double padding = norm_of(got + V * C, (Vp - V) * C), e_dhead = ratio(distance_of(got, dhead, V * C), norm_of(dhead, V * C));
+    float* got_dy = host_array(rows * C);
+    device_read(got_dy, DY, rows * C);
+    int written = !isnan(got_dy[0]);
+    double e_dy = train ? ratio(distance_of(got_dy, dy, rows * C), norm_of(dy, rows * C)) : 0;
+    double e_loss = ratio(fabs(loss - want), want);
+    check(e_loss <= LOSS_BOUND && e_dy <= HEAD_BOUND && e_dhead <= HEAD_BOUND && padding == 0 && (BF16 || hits == correct) && written == train,
+          "head, rows %zu, C %zu, V %zu%s%s: loss %.1e, dy %.1e, dhead %.1e, hits %zu of %zu", rows, C, V, ignored > 1 ? ", all ignored" : ignored ? ", some ignored" : "",
+          train ? "" : ", loss only", e_loss, e_dy, e_dhead, hits, correct);
+    cudaCheck(cudaFree(Y)); cudaCheck(cudaFree(Head)); cudaCheck(cudaFree(Logits)); cudaCheck(cudaFree(DHead)); cudaCheck(cudaFree(DY));
+    cudaCheck(cudaFree(Losses)); cudaCheck(cudaFree(Hits)); cudaCheck(cudaFree(Targets));
+    free(y); free(head); free(dy); free(dhead); free(targets); free(padded); free(got); free(got_dy);
+}
+
+#ifdef HAS_SILU
+static void check_silu(size_t rows, size_t C) {
+    float *z = random_array(rows * C, 3), *bias = random_array(C, 1), *sum = host_array(rows * C), *out = host_array(rows * C), *d = random_array(rows * C, 1);
+    for (size_t i = 0; i < rows * C; i++) sum[i] = z[i] + bias[i % C];
+    z[0] = -1e4f; sum[0] = z[0] + bias[0];          // silu(-1e4) is 0, not NaN
+    floatX *Z = to_device<floatX>(z, rows * C), *Out = unwritten<floatX>(rows * C), *D = to_device<floatX>(d, rows * C);
+    z[0] = (float)(floatX)z[0]; sum[0] = z[0] + bias[0];
+    float* Bias = to_device<float>(bias, C);
+    silu_forward(Out, Z, Bias, rows, C);
+    silu_backward(D, Z, Bias, rows, C);
+    ref_silu_forward(out, sum, rows, C);
+    ref_silu_backward(d, sum, rows, C);
+    double e1 = error_of(Out, out, rows * C), e2 = error_of(D, d, rows * C);
+    check(e1 <= LAYER_BOUND && e2 <= LAYER_BOUND, "silu, rows %zu, C %zu: out %.1e, d %.1e", rows, C, e1, e2);
+    cudaCheck(cudaFree(Z)); cudaCheck(cudaFree(Bias));
+    free(z); free(bias); free(sum); free(out); free(d);
+}
+#endif
+
+#ifdef HAS_LAYERNORM
+// x of type X, dx of type D; dx is added to where it is float.
+template <typename D, typename X>
+static void check_layernorm(size_t rows, size_t C, int weights, int add) {
+    float *x = random_array(rows * C, 2), *w = random_array(C, 1), *b = random_array(C, 1), *dout = random_array(rows * C, 1);
+    for (size_t i = 0; i < rows * C; i++) x[i] = (float)(floatX)(x[i] + 3);
+    float *out = host_array(rows * C), *mean = host_array(rows), *rstd = host_array(rows);
+    float *dx = random_array(rows * C, 1), *dw = random_array(C, 1), *db = random_array(C, 1);
+    X* Xs = to_device<X>(x, rows * C);
+    floatX* Out = unwritten<floatX>(rows * C);
+    float *W = to_device<float>(w, C), *Bias = to_device<float>(b, C), *Mean = unwritten<float>(rows), *Rstd = unwritten<float>(rows);
+    float *DOut = to_device<float>(dout, rows * C), *DW = to_device<float>(dw, C), *DB = to_device<float>(db, C);
+    D* DX = add ? to_device<D>(dx, rows * C) : unwritten<D>(rows * C);
+    workspace_reserve(2 * C * split_count(rows));
+    layernorm_forward(Out, Mean, Rstd, Xs, weights ? W : NULL, weights ? Bias : NULL, rows, C);
+    layernorm_backward(DX, weights ? DW : NULL, weights ? DB : NULL, DOut, Xs, Mean, Rstd, weights ? W : NULL, rows, C, add);
+    if (!add) memset(dx, 0, rows * C * sizeof(float));
+    ref_layernorm_forward(out, mean, rstd, x, weights ? w : NULL, weights ? b : NULL, rows, C);
+    ref_layernorm_backward(dx, weights ? dw : NULL, weights ? db : NULL, dout, x, mean, rstd, weights ? w : NULL, rows, C);
+    double e_out = error_of(Out, out, rows * C), e_stat = worst(error_of(Mean, mean, rows), error_of(Rstd, rstd, rows));
+    double e_dx = error_of(DX, dx, rows * C), e_dw = worst(error_of(DW, dw, C), error_of(DB, db, C)), bound = sizeof(D) == 2 ? LAYER_BOUND : 1e-5;
+    check(e_out <= LAYER_BOUND && e_stat <= 1e-5 && e_dx <= bound && e_dw <= 1e-5,
+          "layernorm, rows %zu, C %zu%s%s, x %s, dx %s: out %.1e, statistics %.1e, dx %.1e, dw and db %.1e", rows, C, weights ? ", weights" : "", add ? ", added" : "",
+          sizeof(X) == 2 ? "bf16" : "float", sizeof(D) == 2 ? "bf16" : "float", e_out, e_stat, e_dx, e_dw);
+    cudaCheck(cudaFree(Xs)); cudaCheck(cudaFree(W)); cudaCheck(cudaFree(Bias)); cudaCheck(cudaFree(DOut));
+    free(x); free(w); free(b); free(dout); free(out); free(mean); free(rstd); free(dx); free(dw); free(db);
+}
+#endif
+
+#ifdef HAS_SCAN
+static void check_scan(size_t B, size_t T, size_t C, double lo, double hi, double size) {
+    size_t n = B * T * C;
+    float *ga = random_array(n, size), *gb = random_array(n, size), *s0 = random_array(B * C, 1), *ds = random_array(n, 1);
+    float *s = host_array(n), *dga = host_array(n), *dgb = host_array(n), *last = host_array(B * C);
+    floatX *GA = to_device<floatX>(ga, n), *GB = to_device<floatX>(gb, n), *DS = to_device<floatX>(ds, n);
+    floatX *S = unwritten<floatX>(n), *DGA = unwritten<floatX>(n), *DGB = unwritten<floatX>(n);
+    float *S0 = to_device<float>(s0, B * C), *State = unwritten<float>(B * C);
+    workspace_reserve(2 * B * C * scan_sizes(lo, hi, B, T, C).chunks);
+    ref_scan_forward(s, ga, gb, s0, lo, hi, B, T, C);
+    scan_forward(S, State, GA, GB, S0, lo, hi, B, T, C);
+    for (size_t b = 0; b < B; b++) memcpy(last + b * C, s + ((b + 1) * T - 1) * C, C * sizeof(float));
+    float* stored = host_array(n);                  // the backward of both gets what the CUDA forward stored
+    device_read(stored, S, n);
+    ref_scan_backward(dga, dgb, ds, stored, ga, gb, s0, lo, hi, B, T, C);
+    scan_backward(DGA, DGB, DS, S, GA, GB, S0, lo, hi, B, T, C);
+    double e_s = error_of(S, s, n), e_last = error_of(State, last, B * C), e_a = error_of(DGA, dga, n), e_b = error_of(DGB, dgb, n);
+    check(e_s <= LAYER_BOUND && e_last <= 1e-5 && e_a <= LAYER_BOUND && e_b <= LAYER_BOUND,
+          "scan, B %zu, T %zu, C %zu, band (%g, %g), gates of size %g: s %.1e, last state %.1e, dga %.1e, dgb %.1e", B, T, C, lo, hi, size, e_s, e_last, e_a, e_b);
+    cudaCheck(cudaFree(GA)); cudaCheck(cudaFree(GB)); cudaCheck(cudaFree(DS)); cudaCheck(cudaFree(S0));
+    free(ga); free(gb); free(s0); free(ds); free(s); free(dga); free(dgb); free(last); free(stored);
+}
+#endif
+
+// ----------------------------------------------------------------------------------------------------------------
+// the whole model
+
+// Where the table of the CUDA program has the tensor that the .c calls `name`.
+static const Tensor* find_tensor(const Model* m, const char* name) {
+    for (int i = 0; i < m->table.count; i++) if (!strcmp(m->table.tensors[i].name, name)) return &m->table.tensors[i];
+    return NULL;
+}
+
+// Compares all tensors of a kind with `got` (m->table.total numbers). Returns the worst error, and whose it is; against
+// the distance from `before` with before != NULL. floor: no norm counts as smaller than this part of all tensors' norm.
+// *together: the error of all tensors as one.
+static double compare_tensors(Ref* r, const Model* m, int kind, const float* got, const float* before, double floor, int T, const char** which, double* together) {
+    double all = 0, top = -1, apart = 0;
+    size_t n;
+    for (int i = 0; i < ref_tensors(r); i++) {
+        const float* want = ref_tensor(r, kind, ref_tensor_name(r, i), &n);
+        all += pow(norm_of(want, n), 2);
+    }
+    *which = "";
+    for (int i = 0; i < ref_tensors(r); i++) {
+        const char* name = ref_tensor_name(r, i);
+        const float* want = ref_tensor(r, kind, name, &n);
+        const Tensor* t = find_tensor(m, name);
+        double norm = before ? distance_of(want, before + t->offset, n) : norm_of(want, n), least = floor * sqrt(all);
+        double error = ratio(distance_of(got + t->offset, want, n), norm > least ? norm : least);
+        apart += pow(distance_of(got + t->offset, want, n), 2);
+        if (zero_by_structure(&m->config, name, T)) {       // noise on both sides: held only against all
+            if (kind == REF_PARAM) continue;
+            error = distance_of(got + t->offset, want, n) <= (BF16 ? 1e-3 : 1e-6) * sqrt(all) ? 0 : NAN;
+        }
+        if (!(error <= top)) { top = error; *which = name; if (isnan(error)) break; }
+    }
+    *together = ratio(sqrt(apart), sqrt(all));
+    return top;
+}
+static float* read_all(const float* device, size_t n) {
+    float* host = host_array(n);
+    device_read(host, device, n);
+    return host;
+}
+
+// No parameter is 0 or 1, and matrices leave the size of what they are multiplied with as it is: gates are not saturated.
+static void set_parameters(Ref* r, Model* m) {
+    float* host = host_array(m->table.total);
+    for (int i = 0; i < ref_tensors(r); i++) {
+        size_t n;
+        const Tensor* t = find_tensor(m, ref_tensor_name(r, i));
+        float *p = ref_tensor(r, REF_PARAM, t->name, &n), *x = random_array(n, t->ndim == 2 ? 1 / sqrt((double)t->shape[1]) : 0.5);
+        memcpy(p, x, n * sizeof(float));
+        memcpy(host + t->offset, x, n * sizeof(float));
+        free(x);
+    }
+    device_write(m->param_memory, host, m->table.total * sizeof(float));
+    model_refresh(m);
+    free(host);
+}
+static void set_states(Ref* r, Model* m) {
+    float* p;
+    size_t n;
+    for (int i = 0; (p = ref_state(r, 0, i, &n)) != NULL; i++) {
+        float* x = random_array(n, 0.3);
+        memcpy(p, x, n * sizeof(float));
+        device_write(m->acts.state_memory + m->acts.states.tensors[i].offset, x, n * sizeof(float));
+        free(x);
+    }
+}
+static double compare_states(Ref* r, Model* m, int step) {
+    const Acts* a = step ? &m->step : &m->acts;
+    double top = 0;
+    float* p;
+    size_t n;
+    for (int i = 0; (p = ref_state(r, step, i, &n)) != NULL; i++) {
+        float* x = read_all(a->state_memory + a->states.tensors[i].offset, n);
+        top = worst(distance_of(x, p, n) / norm_of(p, n), top);
+        free(x);
+    }
+    return top;
+}
+
+static void check_model(const char* name, Config c, int B, int T) {
+    char title[128];
+    snprintf(title, sizeof title, "%s, B %d, T %d, C %d, V %d", name, B, T, c.channels, c.vocab);
+    size_t R = (size_t)B * T, V = c.vocab, n;
+    Model m;
+    model_build(&m, &c, B, T, 1);
+    Ref* r = ref_build(&c, B, T);
+
+    // the same weights to the bit, in the same tensors
+    model_init(&m, 42);
+    ref_init(r, 42);
+    float* params = read_all(m.param_memory, m.table.total);
+    int same = ref_tensors(r) == m.table.count;
+    for (int i = 0; i < m.table.count && same; i++) {
+        const float* p = ref_tensor(r, REF_PARAM, m.table.tensors[i].name, &n);
+        same = p && n == m.table.tensors[i].size && !memcmp(p, params + m.table.tensors[i].offset, n * sizeof(float));
+    }
+    check(same, "%s: initial weights are the same to the bit", title);
+    if (!same) return;
+
+    // one forward and backward, from parameters among which none is 0 or 1
+    set_parameters(r, &m);
+    if (carries(&c)) set_states(r, &m);
+    int *tokens = random_tokens(R, c.vocab, 0), *targets = random_tokens(R, c.vocab, R > 4);
+    double want = ref_forward(r, tokens, targets, 1), loss = model_forward(&m, tokens, targets, 1);
+    float *logits = host_array(R * V), *ref = host_array(R * V);
+    model_logits(&m, 0, R, logits);
+    ref_logits(r, 0, R, ref);
+    double e_loss = ratio(fabs(loss - want), want), e_logits = distance_of(logits, ref, R * V) / norm_of(ref, R * V);
+    double e_state = carries(&c) ? compare_states(r, &m, 0) : 0;
+    size_t counted, correct;
+    ref_counts(r, &counted, &correct);
+    check(e_loss <= LOSS_BOUND && e_logits <= LOGIT_BOUND && e_state <= LOGIT_BOUND && m.counted == counted && (BF16 || m.correct == correct),
+          "%s: loss %.1e, logits %.1e, carried state %.1e, %zu of %zu right", title, e_loss, e_logits, e_state, m.correct, correct);
+    model_backward(&m);
+    ref_backward(r);
+    const char* which;
+    float* grads = read_all(m.grad_memory, m.table.total);
+    double together, e_grad = compare_tensors(r, &m, REF_GRAD, grads, NULL, 1e-3, T, &which, &together);
+    check(e_grad <= GRAD_BOUND && together <= ALL_BOUND, "%s: gradients %.1e, worst %.1e (%s)", title, together, e_grad, which);
+    add_to_hash(&loss, sizeof loss);
+    add_to_hash(logits, R * V * sizeof(float));
+    add_to_hash(grads, m.table.total * sizeof(float));
+
+    // loss only: no gradient changes by a bit
+    model_forward(&m, tokens, targets, 0);
+    ref_forward(r, tokens, targets, 0);
+    float* after = read_all(m.grad_memory, m.table.total);
+    if (memcmp(after, grads, m.table.total * sizeof(float))) check(0, "%s: a forward pass without training changed a gradient", title);
+    free(after);
+
+    // five AdamW steps, the first with the gradient that is there
+    float* before = read_all(m.param_memory, m.table.total);
+    for (int k = 0; k < 5; k++) {
+        if (k > 0) {
+            model_zero_grad(&m);
+            ref_zero_grad(r);
+            for (size_t i = 0; i < R; i++) tokens[i] = (tokens[i] + k) % c.vocab;
+            model_forward(&m, tokens, targets, 1);
+            ref_forward(r, tokens, targets, 1);
+            model_backward(&m);
+            ref_backward(r);
+        }
+        double norm = model_update(&m, 0.001, 0.1, 1), ref_norm = ref_update(r, 0.001, 0.1, 1);
+        if (!(fabs(norm - ref_norm) <= GRAD_BOUND * ref_norm)) check(0, "%s: step %d, gradient norm %g instead of %g", title, k + 1, norm, ref_norm);
+    }
+    free(params);
+    params = read_all(m.param_memory, m.table.total);
+    const char* which_update;
+    double e_param = compare_tensors(r, &m, REF_PARAM, params, NULL, 1e-3, T, &which, &together), e_update = compare_tensors(r, &m, REF_PARAM, params, before, 0, T, &which_update, &together);
+    check(e_param <= PARAM_BOUND && e_update <= UPDATE_BOUND, "%s: after 5 AdamW steps %.1e (%s), of the way moved %.1e (%s)", title, e_param, which, e_update, which_update);
+    add_to_hash(params, m.table.total * sizeof(float));
+
+    // token by token, from the parameters where the steps ended: the .c's, so that the two do not drift apart
+    for (int i = 0; i < ref_tensors(r); i++) {
+        const float* p = ref_tensor(r, REF_PARAM, ref_tensor_name(r, i), &n);
+        memcpy(params + find_tensor(&m, ref_tensor_name(r, i))->offset, p, n * sizeof(float));
+    }
+    device_write(m.param_memory, params, m.table.total * sizeof(float));
+    model_refresh(&m);
+    model_reset(&m.step, NULL);
+    double e_step = 0;
+    for (int t = 0; t < T && t < 5; t++) {
+        const float *a = model_step(&m, tokens[t]), *b = ref_step(r, tokens[t]);
+        e_step = worst(distance_of(a, b, V) / norm_of(b, V), e_step);
+        add_to_hash(a, V * sizeof(float));
+    }
+    double e_step_state = compare_states(r, &m, 1);
+    check(e_step <= LOGIT_BOUND && e_step_state <= LOGIT_BOUND, "%s: one-token steps %.1e, their state %.1e", title, e_step, e_step_state);
+    free(tokens); free(targets); free(logits); free(ref); free(params); free(grads); free(before);
+    model_free(&m);
+    ref_free(r);
+}
+
+int main(int argc, char** argv) {
+    int quick = argc > 1 && !strcmp(argv[1], "--quick");
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    device_start();
+    printf("%s, %s\n", MODEL_NAME, BF16 ? "bf16" : "fp32");
+    if (!check(ref_config_size() == sizeof(Config), "Config has one layout in both files")) return check_report();
+
+    check_embedding(1, 1, 1, 1);
+    check_embedding(37, 5, 5, 2.5f);
+    check_embedding(70, 300, 24, 1);
+    check_embedding(1000, 3, 8, 1);
+    check_linear(1, 1, 1, 1, 0, 0, 1);
+    check_linear(3, 5, 7, 5, 0, 0, 0);
+    check_linear(130, 16, 40, 32, 16, 1, 0);
+    check_linear(67, 33, 9, 66, 33, 1, 1);
+    check_linear(700, 8, 64, 8, 0, 0, 1);
+    check_head(1, 1, 1, 0, 1);
+    check_head(5, 7, 11, 1, 1);
+    check_head(70, 16, 64, 1, 1);
+    check_head(9, 24, 1037, 0, 0);
+    check_head(9, 24, 5003, 1, 1);
+    check_head(6, 5, 65, 2, 1);
+    if (!quick) check_head(HEAD_ROWS + 5, 8, 3, 1, 1);
+#ifdef HAS_SILU
+    check_silu(3, 5);
+    check_silu(67, 24);
+    check_silu(1, 1);
+#endif
+#ifdef HAS_LAYERNORM
+    check_layernorm<floatX, floatX>(1, 5, 1, 0);
+    check_layernorm<floatX, floatX>(67, 33, 0, 0);
+    check_layernorm<floatX, floatX>(130, 264, 1, 0);
+    check_layernorm<float, floatX>(9, 40, 0, 1);
+    check_layernorm<float, float>(70, 65, 1, 1);
+    check_layernorm<float, float>(3, 8, 1, 0);
+    check_layernorm<float, float>(5, 1, 1, 1);
+#endif
+#ifdef HAS_SCAN
+    size_t lengths[] = {1, 2, 31, 32, 33, 64, 65, 97};
+    for (int i = 0; i < 8; i++) check_scan(1 + i % 3, lengths[i], 1 + 5 * i, 0.9, 0.975, 1);
+    check_scan(1, 7, 130, 0.55, 0.88, 1);
+    check_scan(2, 1000, 3, 0.992, 0.999, 1);
+    check_scan(1, 300, 5, 0, 1, 3);
+    check_scan(1, 100, 5, 0, 1, 1e4);               // A is 0 or 1: products underflow
+    if (!quick) check_scan(1, 16384 + 77, 2, 0.992, 0.999, 1);         // chunks longer than the least
+#endif
+
+    // every flag at a small odd size, then many sizes
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++)
+        if (!quick || i % 3 == 0) check_model(CASES[i].name, CASES[i].config, 1 + i % 3, quick ? 5 : 7 + 13 * (i % 4));
+    static const int SIZES_TRIED[][4] = {               // B, T, C, V
+        {1, 1, 5, 11}, {3, 2, 8, 64}, {1, 31, 16, 65}, {2, 32, 7, 13}, {1, 33, 24, 50}, {1, 64, 8, 3}, {2, 65, 40, 129}, {5, 13, 3, 2}, {1, 1, 64, 1000},
+    };
+    for (size_t i = 0; i < sizeof SIZES_TRIED / sizeof SIZES_TRIED[0]; i++) {
+        const int* s = SIZES_TRIED[i];
+        if (quick && i % 4 != 0) continue;
+        check_model(CASES[i % 2 ? sizeof CASES / sizeof CASES[0] - 1 : 0].name, config_at(CASES[i % 2 ? sizeof CASES / sizeof CASES[0] - 1 : 0].config, s[3], s[2]), s[0], s[1]);
+    }
+    printf("bits: %016llx\n", (unsigned long long)hash);
+    return check_report();
+}
