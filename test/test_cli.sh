@@ -187,6 +187,8 @@ interrupted() {                             # interrupted SIGNAL CODE FOLDER FLA
     "$TRAIN" "${DATA[@]}" "${SMALL[@]}" --steps 1000000 --val-every 0 --out "$3" "${@:4}" > .out 2> .err &
     for i in $(seq 200); do grep -q '^step 3/' .out && break; sleep 0.05; done
     kill -"$1" $!
+    for i in $(seq 200); do kill -0 $! 2> /dev/null || break; sleep 0.05; done
+    kill -9 $! 2> /dev/null                 # only where the signal did nothing
     wait $!
     code=$?
     [ $code = "$2" ] && grep -q '^stopped by .* after step [0-9]' .out
