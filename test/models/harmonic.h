@@ -47,6 +47,52 @@ static double forward_products(const Config* c) {
 }
 static const double FIRST_LOSS_BITS[2] = {16.0, 16.6};      // published: what a model of 50257 tokens starts from
 
+// Gradients that are zero by structure, whatever the data. Harmonic has none, even at T = 1 without a past: A_0 then
+// multiplies s_{-1} = 0, but the loss still reaches it through b_0 = (1 - A_0) tanh(gb_0).
+static int zero_by_structure(const Config* c, const char* tensor, int T) {
+    (void)c; (void)tensor; (void)T;
+    return 0;
+}
+
+// Whether this configuration carries a state from batch to batch.
+static int carries(const Config* c) { return c->stateful; }
+
+// How far logits before a changed token may move, relative to their rms. 0: not by one bit. (An FFT mixes all times.)
+#define CAUSAL_TOLERANCE 0.0
+
+// The layers that layers.c should check.
+#define HAS_SILU
+#define HAS_LAYERNORM
+#define HAS_SCAN
+
+// What learn.c demands. The first row is a text, bound in bits per byte; the others are tasks, bound on the accuracy,
+// where chance is 1/4. Four seeds reached 1.60 to 1.72 bits; 1.00; .97 to .98; .87 to .91; .63 to .83: a state of averages
+// copies three tokens to perfection, six not quite, and has to struggle for a lookup.
+static const struct { const char* task; int seq, steps; double lr, bound; Config config; } LEARN[] = {
+    {"text",   64, 300, 1e-2, 2.0,  {256, 48, 1, CAGED, 1, 0, 0}},
+    {"copy",    6, 800, 1e-2, 0.98, {4, 64, 1, CAGED, 1, 0, 0}},
+    {"copy",    8, 800, 1e-2, 0.94, {4, 64, 1, CAGED, 1, 0, 0}},
+    {"copy",   12, 800, 1e-2, 0.8,  {4, 64, 1, CAGED, 1, 0, 0}},
+    {"recall",  8, 800, 1e-2, 0.45, {8, 64, 1, CAGED, 1, 0, 0}},
+};
+
+// The layers that one training step runs, and how often, for bench.c. Biases' gradients come with the linear layers.
+#define BENCH_PARTS(B, T, C, V) do { \
+        bench_linear(B * T, C, 2 * C, 10);      /* wa1, wb1: level 1 once, levels 2 and 3 in two halves */ \
+        bench_linear(B * T, 2 * C, C, 6);       /* wa2, wb2 */ \
+        bench_linear(B * T, C, C, 2);           /* p1, p2 */ \
+        bench_linear(HEAD_ROWS, C, V, -1);      /* inside the head */ \
+        bench_sum_rows(B * T, 2 * C, 6); \
+        bench_sum_rows(B * T, C, 6); \
+        bench_silu(B * T, 2 * C, 12, 6);        /* forwards: once more in the backward */ \
+        bench_layernorm(B * T, C, 1, 3); \
+        bench_layernorm(B * T, C, 0, 2); \
+        bench_scan(B, T, C, 3); \
+        bench_embedding(B * T, V, C, 1); \
+        bench_head(B * T, C, V, 1); \
+    } while (0)
+
+#ifdef MODEL_H        // for C only
 // The model once more, from the equations of the paper alone: one token after another, one number after another, in
 // double, sharing no line with the train file. logits (T,V) of one sequence from an empty state.
 static void reference_norm(double* out, const double* x, int C, const real* w, const real* b) {
@@ -100,48 +146,4 @@ static void reference_logits(const Model* m, const int* tokens, int T, double* l
         reference_linear(logits + (size_t)t * V, x, C, V, named(m, c->tie ? "wte" : "head"), NULL);
     }
 }
-
-// Gradients that are zero by structure, whatever the data. Harmonic has none, even at T = 1 without a past: A_0 then
-// multiplies s_{-1} = 0, but the loss still reaches it through b_0 = (1 - A_0) tanh(gb_0).
-static int zero_by_structure(const Config* c, const char* tensor, int T) {
-    (void)c; (void)tensor; (void)T;
-    return 0;
-}
-
-// Whether this configuration carries a state from batch to batch.
-static int carries(const Config* c) { return c->stateful; }
-
-// How far logits before a changed token may move, relative to their rms. 0: not by one bit. (An FFT mixes all times.)
-#define CAUSAL_TOLERANCE 0.0
-
-// The layers that layers.c should check.
-#define HAS_SILU
-#define HAS_LAYERNORM
-#define HAS_SCAN
-
-// What learn.c demands. The first row is a text, bound in bits per byte; the others are tasks, bound on the accuracy,
-// where chance is 1/4. Four seeds reached 1.60 to 1.72 bits; 1.00; .97 to .98; .87 to .91; .63 to .83: a state of averages
-// copies three tokens to perfection, six not quite, and has to struggle for a lookup.
-static const struct { const char* task; int seq, steps; double lr, bound; Config config; } LEARN[] = {
-    {"text",   64, 300, 1e-2, 2.0,  {256, 48, 1, CAGED, 1, 0, 0}},
-    {"copy",    6, 800, 1e-2, 0.98, {4, 64, 1, CAGED, 1, 0, 0}},
-    {"copy",    8, 800, 1e-2, 0.94, {4, 64, 1, CAGED, 1, 0, 0}},
-    {"copy",   12, 800, 1e-2, 0.8,  {4, 64, 1, CAGED, 1, 0, 0}},
-    {"recall",  8, 800, 1e-2, 0.45, {8, 64, 1, CAGED, 1, 0, 0}},
-};
-
-// The layers that one training step runs, and how often, for bench.c. Biases' gradients come with the linear layers.
-#define BENCH_PARTS(B, T, C, V) do { \
-        bench_linear(B * T, C, 2 * C, 10);      /* wa1, wb1: level 1 once, levels 2 and 3 in two halves */ \
-        bench_linear(B * T, 2 * C, C, 6);       /* wa2, wb2 */ \
-        bench_linear(B * T, C, C, 2);           /* p1, p2 */ \
-        bench_linear(HEAD_ROWS, C, V, -1);      /* inside the head */ \
-        bench_sum_rows(B * T, 2 * C, 6); \
-        bench_sum_rows(B * T, C, 6); \
-        bench_silu(B * T, 2 * C, 12, 6);        /* forwards: once more in the backward */ \
-        bench_layernorm(B * T, C, 1, 3); \
-        bench_layernorm(B * T, C, 0, 2); \
-        bench_scan(B, T, C, 3); \
-        bench_embedding(B * T, V, C, 1); \
-        bench_head(B * T, C, V, 1); \
-    } while (0)
+#endif
