@@ -2,7 +2,7 @@
 # make test    every test; needs gcc (or clang) and nothing else
 # make help    the rest
 
-MODELS := harmonic
+MODELS := harmonic baselines
 MODEL  ?= $(MODELS)
 
 # ------------------------------------------------------------------------------------------------------------------
@@ -62,8 +62,8 @@ found:
 	$(found)
 
 cpu: found build/dev/prepare $(MODELS:%=build/cpu/train_%)
-cuda: found $(MODELS:%=build/cuda/train_%)
-emu: $(MODELS:%=build/emu/train_%)
+cuda: found $(patsubst %.cu,build/cuda/%,$(wildcard train_*.cu))
+emu: $(patsubst %.cu,build/emu/%,$(wildcard train_*.cu))
 
 HEADERS := $(wildcard dev/*.h)
 
@@ -104,7 +104,7 @@ run: found build/dev/prepare $(PROG)
 THIS    = -DTRAIN_FILE='"../train_$*.c"' -DMODEL_FILE='"models/$*.h"'
 DOUBLE := -std=gnu11 -O2 -march=native -DREAL=double $(WARN) -Wno-unknown-pragmas
 IN_FLOAT  := decode leak learn matmul numbers threads bench
-IN_DOUBLE := gradcheck layers reference
+IN_DOUBLE := gradcheck layers reference attention ssm_layers
 CHECKERS  := $(wildcard test/*.h test/models/*.h) $(HEADERS)
 
 define float_checker
@@ -131,16 +131,18 @@ build/test/fuzz: test/fuzz.c $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(SAN) $< -o $@ -lm
 
-MODEL_TESTS  := gradcheck layers reference matmul matmul_double numbers threads decode leak learn
+MODEL_TESTS  := gradcheck layers matmul matmul_double numbers threads decode leak learn
+OWN_TESTS     = $(if $(filter harmonic,$(1)),reference) $(if $(filter baselines,$(1)),attention ssm_layers)
 TEST_BUILDS  := build/dev/prepare build/test/test_tokenizer build/test/test_dataloader build/test/dump_check \
-                $(foreach m,$(MODEL),build/cpu/train_$(m) $(foreach t,$(MODEL_TESTS),build/test/$(t)_$(m)))
+                $(foreach m,$(MODEL),build/cpu/train_$(m) $(foreach t,$(MODEL_TESTS) $(call OWN_TESTS,$(m)),build/test/$(t)_$(m)))
 HAVE_CXX     := $(shell command -v $(CXX) 2>/dev/null)
-EMULATED     := $(if $(HAVE_CXX),test/test_emulator.sh $(foreach m,$(MODEL),'test/test_twin.sh $(m)'))
+EMULATED     := $(if $(HAVE_CXX),test/test_emulator.sh $(foreach m,$(MODEL),$(if $(wildcard train_$(m).cu),'test/test_twin.sh $(m)')))
 
 # MODEL=x: that model's tests only
 GENERAL_TESTS = build/test/test_tokenizer build/test/test_dataloader test/test_prepare.sh test/test_sync.sh test/test_run.sh 'dev/sync.sh --check'
 ALL_TESTS     = $(if $(filter command line,$(origin MODEL)),,$(GENERAL_TESTS)) \
-                $(foreach m,$(MODEL),$(foreach t,$(MODEL_TESTS),build/test/$(t)_$(m)) 'MODEL=$(m) test/test_fma.sh' 'MODEL=$(m) test/test_cli.sh' 'MODEL=$(m) test/test_resume.sh' 'MODEL=$(m) test/test_dump.sh')
+                $(foreach m,$(MODEL),$(foreach t,$(MODEL_TESTS) $(call OWN_TESTS,$(m)),build/test/$(t)_$(m)) \
+                'MODEL=$(m) test/test_fma.sh' 'MODEL=$(m) test/test_cli.sh' 'MODEL=$(m) test/test_resume.sh' 'MODEL=$(m) test/test_dump.sh')
 
 test: found
 	@$(MAKE) --no-print-directory -s -j2 $(TEST_BUILDS)
@@ -164,7 +166,7 @@ fuzz: build/test/fuzz
 
 test-gpu: found
 	@test -n "$(NVCC)" -a -n "$(GPU)" || { echo "make test-gpu needs nvcc and a GPU; make test checks the same kernels on the emulator"; exit 2; }
-	@GPU=1 NVCC="$(NVCC)" CC="$(CC)" CXX="$(CXX)" test/run.sh $(foreach m,$(MODEL),'test/test_twin.sh $(m)')
+	@GPU=1 NVCC="$(NVCC)" CC="$(CC)" CXX="$(CXX)" test/run.sh $(foreach m,$(MODEL),$(if $(wildcard train_$(m).cu),'test/test_twin.sh $(m)'))
 
 build/cuda/bench_%: test/bench_gpu.cu train_%.cu $(CHECKERS)
 	@mkdir -p $(@D)

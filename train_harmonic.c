@@ -482,6 +482,7 @@ static void band(const Config* c, int l, double* lo, double* hi) {
 // A table of named tensors inside one allocation. The table of parameters drives initialisation, AdamW, checkpoints,
 // gradient checks and --plan; the activations have one too, so that a NaN can be traced to where it first stands.
 enum { NONE, NORMAL, UNIFORM, CONSTANT };
+static const char* const init_names[] = {"", "N(0, s)", "U(+-a)", "constant"};
 typedef struct {
     char name[40];
     int ndim, init, decay;              // decay: 1 if weight decay applies (tensors of two dimensions)
@@ -1002,8 +1003,8 @@ static void generate(Model* m, const Tokenizer* tok, const char* prompt, int len
     model_reset(&m->step, NULL);
     int start = tok && tokenizer_eot(tok) >= 0 ? tokenizer_eot(tok) : '\n' < V ? '\n' : 0;
     const real* logits = count ? NULL : model_step(m, start < V ? start : 0);
-    for (size_t i = 0; i < count; i++) logits = model_step(m, ids[i]);
-    for (int i = 0; i < length; i++) {
+    for (size_t i = 0; i < count && (i == 0 || logits); i++) logits = model_step(m, ids[i]);
+    for (int i = 0; i < length && logits; i++) {
         int token = sample_token(logits, scratch, V, temperature, top_k, &seed);
         size_t bytes = 0;
         const char* text = tok && token < tok->vocab ? tokenizer_decode(tok, token, &bytes) : NULL;
@@ -1011,7 +1012,7 @@ static void generate(Model* m, const Tokenizer* tok, const char* prompt, int len
         fflush(stdout);
         if (i + 1 < length) logits = model_step(m, token);
     }
-    printf("\n");
+    printf(logits ? "\n" : "\n[here the positions end that this model was trained for]\n");
     free(ids);
     free(scratch);
 }
@@ -1079,6 +1080,19 @@ static const Preset presets[] = {
     {"harmonic-tiny", "--vocab 256 --channels 128 --layers 1 --batch 8 --seq 256 --steps 1200 --lr 6e-3", "bytes, a minute on a laptop"},
 };
 
+// Refuses what contradicts itself.
+static void config_check(Config* c) {
+    if (opt.task && c->stateful) die("--stateful needs a text that goes on; the sequences of --task stand alone");
+    if (c->stateful && opt.batches == 0 && option_given("batches")) die("--stateful reads contiguous streams: --batches random contradicts it");
+}
+
+// The model in a few words, without an end of line.
+static void config_describe(const Config* c) {
+    static const char* bands[] = {"caged", "flat", "flat-wide", "free"};
+    printf("harmonic | V %d, C %d, layers %d, %s bands, error %s%s%s", c->vocab, c->channels, c->layers, bands[c->bands],
+           c->error ? "on" : "off", c->tie ? ", tied" : "", c->stateful ? ", stateful" : "");
+}
+
 // ----------------------------------------------------------------------------------------------------------------
 // checkpoints: weights under the table's names, adam_m.NAME, adam_v.NAME, carried states, and in the metadata every
 // option, the step, and where the data stands. Enough to go on to the same bits as without the interruption.
@@ -1096,7 +1110,7 @@ static int checkpoint_save(const Model* m, const DataLoader* data, int step, con
             e[n++] = entry(prefixes[k], t->name, t->shape[0], t->shape[1], memories[k] + t->offset);
         }
     Text meta = {0};
-    text_add(&meta, "\"model\":\"" MODEL_NAME "\",\"step\":\"%d\",\"rng\":\"%llu\",\"position\":\"%llu\"", step,
+    text_add(&meta, "\"program\":\"" MODEL_NAME "\",\"step\":\"%d\",\"rng\":\"%llu\",\"position\":\"%llu\"", step,
              (unsigned long long)data->rng, (unsigned long long)data->position);
     options_remember(&meta);
     int error = safetensors_write(path, meta.chars, e, n);
@@ -1149,7 +1163,7 @@ static void dump(Model* m, DataLoader* data, const char* path) {
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < t->count; i++)
             e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1], (k ? m->grad_memory : m->param_memory) + t->tensors[i].offset);
-    int error = safetensors_write(path, "\"model\":\"" MODEL_NAME "\"", e, n);
+    int error = safetensors_write(path, "\"program\":\"" MODEL_NAME "\"", e, n);
     if (error) die("cannot write %s: %s", path, strerror(error));
     printf("dumped a batch, its logits, loss %.6f, parameters and gradients to %s\n", (double)loss, path);
     free(e);
@@ -1205,7 +1219,7 @@ static void print_plan(const Model* m) {
         char shape[32];
         snprintf(shape, sizeof shape, t->ndim == 2 ? "(%zu, %zu)" : "(%zu)", t->shape[0], t->shape[1]);
         printf("%-24s %18s %12zu  %s %-12.4g %s\n", t->name, shape, t->size,
-               t->init == NORMAL ? "N(0, s)" : t->init == UNIFORM ? "U(+-a)" : "constant", t->scale, t->decay ? "yes" : "no");
+               init_names[t->init], t->scale, t->decay ? "yes" : "no");
     }
     size_t p = m->table.total * sizeof(real);
     size_t a = (m->acts.table.total + m->acts.states.total) * sizeof(real), s = (m->step.table.total + m->step.states.total) * sizeof(real);
@@ -1257,7 +1271,8 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
     text_add(&model_path, "%s/model.safetensors", opt.out);
     make_folder(opt.out);
     if (!resumed && (access(log_path.chars, F_OK) == 0 || access(model_path.chars, F_OK) == 0))
-        die("%s already holds a run: choose another --out, go on with --resume %s, or delete it", opt.out, model_path.chars);
+        die("%s already holds a run: choose another --out, or delete it%s%s", opt.out,
+            access(model_path.chars, F_OK) == 0 ? ", or go on with --resume " : "", access(model_path.chars, F_OK) == 0 ? model_path.chars : "");
     struct statvfs disk;
     size_t needed = 3 * m->table.total * sizeof(real);
     if (opt.save_every >= 0 && statvfs(opt.out, &disk) == 0 && (double)disk.f_bavail * disk.f_frsize < needed)
@@ -1377,8 +1392,7 @@ int main(int argc, char** argv) {
     if (opt.warmup > opt.steps) die("--warmup %d is longer than --steps %d", opt.warmup, opt.steps);
     if ((double)opt.batch * opt.seq > INT32_MAX) die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches", opt.batch, opt.seq);
     if (opt.task && (opt.train[0] || opt.val[0])) die("--task generates its sequences: leave --train and --val out, or --task");
-    if (opt.task && c->stateful) die("--stateful needs a text that goes on; the sequences of --task stand alone");
-    if (c->stateful && opt.batches == 0 && option_given("batches")) die("--stateful reads contiguous streams: --batches random contradicts it");
+    config_check(c);
     if (opt.prompt[0] && !opt.tokenizer[0]) die("--prompt needs a --tokenizer to turn it into tokens");
     if (training && !opt.plan && !opt.train[0] && !opt.task) die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
     if (opt.eval && !opt.val[0] && !opt.task) die("--eval needs --val FILES");
@@ -1424,9 +1438,8 @@ int main(int argc, char** argv) {
         return 0;
     }
     char text[128];
-    printf("harmonic | V %d, C %d, layers %d, %s bands, error %s%s%s | %zu parameters | %d threads\n", c->vocab, c->channels, c->layers,
-           c->bands == CAGED ? "caged" : c->bands == FLAT ? "flat" : c->bands == FLAT_WIDE ? "flat-wide" : "free", c->error ? "on" : "off",
-           c->tie ? ", tied" : "", c->stateful ? ", stateful" : "", model_parameters(&m), threads);
+    config_describe(c);
+    printf(" | %zu parameters | %d threads\n", model_parameters(&m), threads);
     if (training) {
         if (!opt.task) printf("train %zu tokens", data.num_tokens);
         if (has_val && !opt.task) printf(" | val %zu tokens, %zu batches | ", val.num_tokens, val.num_batches);

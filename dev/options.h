@@ -146,12 +146,12 @@ static void options_remember(Text* metadata) {
     }
 }
 
-// Takes over what checkpoint s of `model` remembers: the model and its tokenizer, and with `resume` the whole run. A flag
+// Takes over what checkpoint s of `program` remembers: the model and its tokenizer, and with `resume` the whole run. A flag
 // that contradicts what cannot change is an error. s must outlive the options.
-static void options_adopt(const SafeTensors* s, const char* model, int resume) {
-    const char* wrote = safetensors_metadata(s, "model");
-    if (!wrote || strcmp(wrote, model))
-        die("%s is not a checkpoint of this program: its metadata says model '%s', not '%s'", s->path, wrote ? wrote : "", model);
+static void options_adopt(const SafeTensors* s, const char* program, int resume) {
+    const char* wrote = safetensors_metadata(s, "program");
+    if (!wrote || strcmp(wrote, program))
+        die("%s is not a checkpoint of this program: its metadata says program '%s', not '%s'", s->path, wrote ? wrote : "", program);
     char source[512], given[4096];
     snprintf(source, sizeof source, "%s: ", s->path);
     for (int i = 0; i < option_count; i++) {

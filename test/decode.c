@@ -2,7 +2,7 @@
 // different code and must be the same model: logits of model_step against those of model_forward, at every position.
 #include "model.h"
 
-static const double BOUND = sizeof(real) == 8 ? 1e-12 : 1e-5;       // of the logits' rms
+static const double BOUND = sizeof(real) == 8 ? 1e-12 : DECODE_TOLERANCE;       // of the logits' rms
 enum { LONG = 41, SHORT = 5 };
 
 // Steps through tokens (T); returns the largest error against logits (T,V).

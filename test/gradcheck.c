@@ -50,7 +50,7 @@ static void check_case(const Case* c) {
         double* numeric = calloc(m.table.total, sizeof(double));
         for (int i = 0; i < count; i++) {
             Tensor* t = &m.table.tensors[i];
-            numeric_gradient(numeric + t->offset, m.param_memory + t->offset, t->size, loss, 1e-3);
+            numeric_gradient(numeric + t->offset, m.param_memory + t->offset, t->size, loss, GRADIENT_STEP);
         }
         double all = numeric_norm(numeric, m.table.total);
         for (int i = 0; i < count; i++) {
@@ -131,7 +131,7 @@ static void check_the_check(void) {
     Tensor* t = &m.table.tensors[m.table.count / 2];
     real* g = m.grad_memory + t->offset;
     double* numeric = calloc(t->size, sizeof(double));
-    numeric_gradient(numeric, m.param_memory + t->offset, t->size, loss, 1e-3);
+    numeric_gradient(numeric, m.param_memory + t->offset, t->size, loss, GRADIENT_STEP);
     double all = norm_of(m.grad_memory, m.table.total), size = norm_of(g, t->size);
     real kept = g[0];
     check(gradient_error(g, numeric, t->size, all) <= 1e-9, "the numeric side is good to 1e-9: %.0e", gradient_error(g, numeric, t->size, all));

@@ -88,7 +88,7 @@ good=run/model.safetensors size=$(wc -c < run/model.safetensors)
 from() { train --init "$1" "${DATA[@]}" --batch 2 --seq 16 --steps 1 --out bad "${@:2}"; }
 : > empty.safetensors
 for n in 4 8 100 2000 $((size / 2)) $((size - 1)); do head -c $n $good > cut$n.safetensors; done
-sed "s/\"model\":\"$MODEL\"/\"model\":\"$(printf "%${#MODEL}s" | tr ' ' x)\"/" $good > other.safetensors
+sed "s/\"program\":\"$MODEL\"/\"program\":\"$(printf "%${#MODEL}s" | tr ' ' x)\"/" $good > other.safetensors
 sed 's/"wte"/"WTE"/' $good > noname.safetensors
 sed 's/F32/F64/' $good > dtype.safetensors
 sed 's/"shape":\[256,8\]/"shape":[8,256]/' $good > shape.safetensors

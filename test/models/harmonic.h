@@ -60,6 +60,12 @@ static int carries(const Config* c) { return c->stateful; }
 // How far logits before a changed token may move, relative to their rms. 0: not by one bit. (An FFT mixes all times.)
 #define CAUSAL_TOLERANCE 0.0
 
+// The step of the differences in gradcheck.c; how far one-token steps in float may be off, of the logits' rms; how large
+// parameters may be with everything still finite.
+#define GRADIENT_STEP 1e-3
+#define DECODE_TOLERANCE 1e-5
+#define EXTREME_PARAMETERS 30
+
 // The layers that layers.c should check.
 #define HAS_SILU
 #define HAS_LAYERNORM
