@@ -2999,7 +2999,8 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
     text_add(&model_path, "%s/model.safetensors", opt.out);
     make_folder(opt.out);
     if (!resumed && (access(log_path.chars, F_OK) == 0 || access(model_path.chars, F_OK) == 0))
-        die("%s already holds a run: choose another --out, go on with --resume %s, or delete it", opt.out, model_path.chars);
+        die("%s already holds a run: choose another --out, or delete it%s%s", opt.out,
+            access(model_path.chars, F_OK) == 0 ? ", or go on with --resume " : "", access(model_path.chars, F_OK) == 0 ? model_path.chars : "");
     struct statvfs disk;
     size_t needed = 3 * m->table.total * sizeof(real);
     if (opt.save_every >= 0 && statvfs(opt.out, &disk) == 0 && (double)disk.f_bavail * disk.f_frsize < needed)

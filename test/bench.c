@@ -206,6 +206,9 @@ int main(int argc, char** argv) {
 #ifdef _OPENMP
     threads = omp_get_max_threads();
 #endif
+    double load = 0;
+    if (getloadavg(&load, 1) == 1 && load > 0.3)
+        printf("*** other programs were running in the last minute (load %.1f): unless they stop, these figures say little ***\n", load);
     peak = measure_peak();
     bandwidth = measure_bandwidth();
     printf("%d threads, vectors of %d bytes | FMA peak %.1f GFLOP/s | copy %.1f GB/s\n", threads, VECTOR_BYTES, peak / 1e9, bandwidth / 1e9);

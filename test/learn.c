@@ -1,6 +1,6 @@
 // learn.c: does it learn? Each model on the bytes of this very file, and on the generated tasks, for a few seconds. The
-// bounds, in the model's header, leave room for three standard deviations over seeds; a model whose gradients are subtly
-// wrong ends above them, and so does one that cannot remember.
+// bounds, in the model's header, leave room for three standard deviations over seeds. What is subtly wrong in a gradient
+// is for gradcheck.c to find: much can be learned with a bad one.
 //
 //     learn          the test, seed 1
 //     learn SEED     the figures for another seed, to set the bounds by

@@ -8,6 +8,20 @@
 #include <float.h>
 #define TESTING                 // leaves out the train file's main
 #include TRAIN_FILE
+
+// The parameter of this name, as printf would write it; ends the program if the model has none.
+__attribute__((format(printf, 2, 3)))
+static const real* named(const Model* m, const char* format, ...) {
+    char name[64];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(name, sizeof name, format, args);
+    va_end(args);
+    for (int i = 0; i < m->table.count; i++)
+        if (!strcmp(m->table.tensors[i].name, name)) return m->param_memory + m->table.tensors[i].offset;
+    die("the model has no parameter '%s'", name);
+}
+
 #include MODEL_FILE
 #include "check.h"
 

@@ -97,3 +97,59 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
         bench_embedding(B * T, V, C, 1); \
         bench_head(B * T, C, V, 1); \
     } while (0)
+
+#ifdef MODEL_H        // for C only
+// The model once more, from the equations of the paper alone: one token after another, one number after another, in
+// double, sharing no line with the train file. logits (T,V) of one sequence from an empty state.
+static void reference_norm(double* out, const double* x, int C, const real* w, const real* b) {
+    double mean = 0, variance = 0;
+    for (int i = 0; i < C; i++) mean += x[i] / C;
+    for (int i = 0; i < C; i++) variance += (x[i] - mean) * (x[i] - mean) / C;
+    for (int i = 0; i < C; i++) out[i] = (x[i] - mean) / sqrt(variance + 1e-5) * (w ? w[i] : 1) + (b ? b[i] : 0);
+}
+static void reference_linear(double* out, const double* x, int in, int outs, const real* w, const real* b) {
+    for (int o = 0; o < outs; o++) {
+        out[o] = b ? b[o] : 0;
+        for (int i = 0; i < in; i++) out[o] += w[o * in + i] * x[i];
+    }
+}
+static void reference_logits(const Model* m, const int* tokens, int T, double* logits) {
+    enum { MOST = 16 };                                 // channels, and layers
+    const Config* c = &m->config;
+    static const double bands[4][3][2] = {
+        {{.55, .88}, {.90, .975}, {.992, .999}}, {{.90, .975}, {.90, .975}, {.90, .975}}, {{.55, .999}, {.55, .999}, {.55, .999}}, {{0, 1}, {0, 1}, {0, 1}}
+    };
+    int C = c->channels, V = c->vocab;
+    double s[MOST][3][MOST] = {{{0}}}, x[MOST], nx[MOST], h[3][MOST], e[MOST], inp[2 * MOST], u[2 * MOST], g[2][MOST];
+    if (C > MOST || c->layers > MOST) die("reference_logits is for at most %d channels and layers", MOST);
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < C; i++) x[i] = named(m, "wte")[tokens[t] * C + i] * (c->tie ? sqrt(3.0 * C) : 1);
+        for (int n = 0; n < c->layers; n++) {
+            if (c->layers > 1) reference_norm(nx, x, C, named(m, "block%d.norm_w", n), named(m, "block%d.norm_b", n));
+            else memcpy(nx, x, sizeof x);
+            for (int l = 0; l < 3; l++) {
+                memcpy(inp, nx, C * sizeof(double));
+                if (l > 0 && c->error) {
+                    reference_linear(e, h[l - 1], C, C, named(m, "block%d.p%d", n, l), NULL);
+                    for (int i = 0; i < C; i++) e[i] = (l == 1 ? nx[i] : h[l - 2][i]) - e[i];
+                }
+                if (l > 0) reference_norm(inp + C, c->error ? e : h[l - 1], C, NULL, NULL);
+                for (int k = 0; k < 2; k++) {
+                    int gate = "ab"[k];
+                    reference_linear(u, inp, l ? 2 * C : C, 2 * C, named(m, "block%d.level%d.w%c1", n, l + 1, gate), named(m, "block%d.level%d.b%c1", n, l + 1, gate));
+                    for (int i = 0; i < 2 * C; i++) u[i] /= 1 + exp(-u[i]);
+                    reference_linear(g[k], u, 2 * C, C, named(m, "block%d.level%d.w%c2", n, l + 1, gate), named(m, "block%d.level%d.b%c2", n, l + 1, gate));
+                }
+                for (int i = 0; i < C; i++) {
+                    double lo = bands[c->bands][l][0], hi = bands[c->bands][l][1], A = lo + (hi - lo) / (1 + exp(-g[0][i]));
+                    s[n][l][i] = A * s[n][l][i] + (1 - A) * tanh(g[1][i]);
+                }
+                reference_norm(h[l], s[n][l], C, named(m, "block%d.level%d.ln_w", n, l + 1), named(m, "block%d.level%d.ln_b", n, l + 1));
+            }
+            for (int i = 0; i < C; i++) x[i] = (c->layers > 1 ? x[i] : 0) + h[0][i] + h[1][i] + h[2][i];
+        }
+        if (c->layers > 1) reference_norm(x, x, C, named(m, "lnf_w"), named(m, "lnf_b"));
+        reference_linear(logits + (size_t)t * V, x, C, V, named(m, c->tie ? "wte" : "head"), NULL);
+    }
+}
+#endif
