@@ -30,7 +30,7 @@ SAN    := -std=gnu11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=a
 PRECISION ?= bf16
 ARCH      ?= $(if $(GPU),native,sm_80)
 NVFLAGS   := -std=c++17 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-function,-Wno-missing-field-initializers $(if $(OPENMP),-Xcompiler -fopenmp)
-NVLIBS    := -lcublas
+NVLIBS    := -lcublas -lcufft
 NVFLAGS   += $(if $(filter fp32,$(PRECISION)),-DPRECISION_FP32)
 
 define found
