@@ -636,6 +636,7 @@ static void check_model(const char* name, Config c, int B, int T) {
     char title[128];
     snprintf(title, sizeof title, "%s, B %d, T %d, C %d, V %d", name, B, T, c.channels, c.vocab);
     size_t R = (size_t)B * T, V = c.vocab, n;
+    double slack = BF16 ? bf16_slack(&c) : 1;
     Model m;
     model_build(&m, &c, B, T, 1);
     Ref* r = ref_build(&c, B, T);
@@ -664,14 +665,14 @@ static void check_model(const char* name, Config c, int B, int T) {
     double e_state = ref_carries(&c) ? compare_states(r, &m, 0) : 0;
     size_t counted, correct;
     ref_counts(r, &counted, &correct);
-    check(e_loss <= LOSS_BOUND && e_logits <= LOGIT_BOUND && e_state <= LOGIT_BOUND && m.counted == counted && (BF16 || m.correct == correct),
+    check(e_loss <= LOSS_BOUND * slack && e_logits <= LOGIT_BOUND * slack && e_state <= LOGIT_BOUND * slack && m.counted == counted && (BF16 || m.correct == correct),
           "%s: loss %.1e, logits %.1e, carried state %.1e, %zu of %zu right", title, e_loss, e_logits, e_state, m.correct, correct);
     model_backward(&m);
     ref_backward(r);
     const char* which;
     float* grads = read_all(m.grad_memory, m.table.total);
     double together, e_grad = compare_tensors(r, &m, REF_GRAD, grads, NULL, 1e-3, T, &which, &together);
-    check(e_grad <= GRAD_BOUND && together <= ALL_BOUND, "%s: gradients %.1e, worst %.1e (%s)", title, together, e_grad, which);
+    check(e_grad <= GRAD_BOUND * slack && together <= ALL_BOUND * slack, "%s: gradients %.1e, worst %.1e (%s)", title, together, e_grad, which);
     add_to_hash(&loss, sizeof loss);
     add_to_hash(logits, R * V * sizeof(float));
     add_to_hash(grads, m.table.total * sizeof(float));
@@ -699,7 +700,7 @@ static void check_model(const char* name, Config c, int B, int T) {
         for (size_t i = 0; i < m.table.total; i++) peak[i] = fmaxf(peak[i], fabsf(g[i]));
         if (k > 0) free(g);
         double norm = model_update(&m, 0.001, 0.1, 1), ref_norm = ref_update(r, 0.001, 0.1, 1);
-        if (!(fabs(norm - ref_norm) <= GRAD_BOUND * ref_norm)) check(0, "%s: step %d, gradient norm %g instead of %g", title, k + 1, norm, ref_norm);
+        if (!(fabs(norm - ref_norm) <= GRAD_BOUND * slack * ref_norm)) check(0, "%s: step %d, gradient norm %g instead of %g", title, k + 1, norm, ref_norm);
     }
     free(params);
     params = read_all(m.param_memory, m.table.total);
@@ -724,7 +725,7 @@ static void check_model(const char* name, Config c, int B, int T) {
         add_to_hash(a, V * sizeof(float));
     }
     double e_step_state = compare_states(r, &m, 1);
-    check(e_step <= LOGIT_BOUND && e_step_state <= LOGIT_BOUND, "%s: one-token steps %.1e, their state %.1e", title, e_step, e_step_state);
+    check(e_step <= LOGIT_BOUND * slack && e_step_state <= LOGIT_BOUND * slack, "%s: one-token steps %.1e, their state %.1e", title, e_step, e_step_state);
     free(tokens); free(targets); free(logits); free(ref); free(params); free(grads); free(before); free(peak);
     model_free(&m);
     ref_free(r);
@@ -865,24 +866,24 @@ int main(int argc, char** argv) {
     check_filter(0, 70, 70, 33, 64);
 #endif
 
-    // every flag at a small odd size, then many sizes
-    Config c, first, last;
-    const char *name, *first_name = ref_case(0, &first), *last_name = first_name;
-    last = first;
-    for (int i = 0; (name = ref_case(i, &c)) != NULL; i++) {
-        if (!quick || i % 3 == 0) check_model(name, c, 1 + i % 3, quick ? 5 : 7 + 13 * (i % 4));
-        last_name = name;
-        last = c;
-    }
+    // every flag at a small odd size; then many sizes, each with some of the flags, and all flags in turn
+    Config c;
+    const char* name;
+    int cases = 0;
+    for (; (name = ref_case(cases, &c)) != NULL; cases++)
+        if (!quick || cases % 3 == 0) check_model(name, c, 1 + cases % 3, quick ? 5 : 7 + 13 * (cases % 4));
     static const int SIZES_TRIED[][4] = {               // B, T, C, V
         {1, 1, 5, 11}, {3, 2, 8, 64}, {1, 31, 16, 65}, {2, 32, 7, 13}, {1, 33, 24, 50}, {1, 64, 8, 3}, {2, 65, 40, 129}, {5, 13, 3, 2}, {1, 1, 64, 1000},
     };
-    for (size_t i = 0; i < sizeof SIZES_TRIED / sizeof SIZES_TRIED[0]; i++) {
+    int sizes = sizeof SIZES_TRIED / sizeof SIZES_TRIED[0];
+    for (int i = 0; i < sizes; i++) {
         const int* s = SIZES_TRIED[i];
         if (quick && i % 4 != 0) continue;
-        c = i % 2 ? last : first;
-        ref_config_at(&c, s[3], s[2]);
-        check_model(i % 2 ? last_name : first_name, c, s[0], s[1]);
+        for (int k = i % 5; k < cases; k += 5) {
+            name = ref_case(k, &c);
+            ref_config_at(&c, s[3], s[2]);
+            check_model(name, c, s[0], s[1]);
+        }
     }
     printf("bits: %016llx\n", (unsigned long long)hash);
     return check_report();
