@@ -93,7 +93,7 @@ sed "s/\"program\":\"$MODEL\"/\"program\":\"$(printf "%${#MODEL}s" | tr ' ' x)\"
 sed 's/"wte"/"WTE"/' $good > noname.safetensors
 sed 's/F32/F64/' $good > dtype.safetensors
 sed 's/"shape":\[256,8\]/"shape":[8,256]/' $good > shape.safetensors
-sed 's/"vocab":"256"/"vocab":"255"/' $good > smaller.safetensors
+sed 's/"vocab":"256"/"vocab":"257"/' $good > larger.safetensors
 sed 's/"channels":"8"/"channels":"-"/' $good > word.safetensors
 fails "no such checkpoint" "No such file" from nope.safetensors
 fails "an empty checkpoint" "empty.safetensors" from empty.safetensors
@@ -105,7 +105,7 @@ fails "another program's checkpoint" "not a checkpoint of this program" from oth
 fails "a checkpoint without a tensor" "wte" from noname.safetensors
 fails "a checkpoint of another precision" "wte" from dtype.safetensors
 fails "a tensor of another shape" "wte" from shape.safetensors
-fails "a checkpoint whose flags and tensors differ" "shape" from smaller.safetensors
+fails "a checkpoint whose flags and tensors differ" "shape" from larger.safetensors
 fails "a checkpoint whose flags are no numbers" "channels" from word.safetensors
 fails "a flag against the checkpoint" "--channels 8, not 16" from $good --channels 16
 fails "--resume with another batch" "--batch 2, not 3" train --resume $good --steps 9 --batch 3
