@@ -37,8 +37,11 @@
 // Reading order: the scan (the heart), level_forward, block_forward, model_forward; then their backwards; head_loss
 // for how the vocabulary is kept out of memory; main last. Choices where the paper is silent are marked [fill].
 //
+// Measured (2 cores of a Xeon with AVX-512, gcc 12; `make bench` prints it): a step of harmonic-28m on 16,384 tokens takes
+// 8.1 s, 51% of the machine's multiply-add peak; 84% of it is the head. Matrix products run at 63% to 85% of that peak,
+// the scans at 69% and 85% of the bandwidth of copying. 490 us a token at 1 x 65,536 tokens, 492 at 64 x 1,024.
+//
 // Build and run:   make run        Everything it can do:   ./build/cpu/train_harmonic --help
-
 
 #include <ctype.h>
 #include <errno.h>
@@ -143,8 +146,8 @@ static void flush_denormals(void) {
 
 // e^x to 8e-8 relative, as arithmetic that the compiler turns into vector instructions (libm's expf stays scalar and is
 // ten times slower). x = n ln 2 + r with |r| <= ln(2)/2; e^r is its Taylor series, 2^n goes straight into the exponent
-// bits. x is held inside [-87, 87], where neither e^x nor e^-x
-// leaves a float's range; NaN stays NaN. Gradient checks, in double, use libm's.
+// bits. x is held inside [-87, 87], where neither e^x nor e^-x leaves a float's range; NaN stays NaN. Gradient checks, in
+// double, use libm's.
 static inline real fast_exp(real x) {
     x = x < -87 ? -87 : x > 87 ? 87 : x;
     if (sizeof(real) == 8) return exp(x);
@@ -241,7 +244,7 @@ static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, si
 // layers. `rows` is B*T. Loops are split over rows or over fixed blocks of channels, never by the number of threads,
 // so that results do not depend on it.
 
-enum { BLOCK = 64 };            // channels that one thread takes at a time
+enum { BLOCK = 128 };           // channels that one thread takes at a time: 512 bytes in a row keep the prefetcher going
 
 // x(rows,C) = scale * wte(V,C)[tokens(rows)]
 static void embedding_forward(real* x, const int* tokens, const real* wte, real scale, size_t rows, size_t C) {
@@ -373,7 +376,6 @@ static void scan_forward(real* s, const real* ga, const real* gb, const real* s0
         memcpy(carry, s0 + b * C + c0, n * sizeof(real));
         for (size_t t = 0; t < T; t++) {
             size_t at = (b * T + t) * C + c0;
-            #pragma omp simd
             for (size_t c = 0; c < n; c++) {
                 real e = fast_exp(-ga[at + c]), sg = 1 / (1 + e);               // σ(ga); σ(-ga) = e σ(ga)
                 real A = low + width * sg, one_minus_A = rest + width * e * sg;
@@ -402,7 +404,6 @@ static void scan_backward(real* dga, real* dgb, const real* ds, const real* s, c
         for (size_t t = T; t-- > 0;) {
             size_t at = (b * T + t) * C + c0;
             const real* before = t > 0 ? s + at - C : s0 + b * C + c0;
-            #pragma omp simd
             for (size_t c = 0; c < n; c++) {
                 real e = fast_exp(-ga[at + c]), sg = 1 / (1 + e), th = fast_tanh(gb[at + c]);
                 real A = low + width * sg, one_minus_A = rest + width * e * sg;
@@ -1382,7 +1383,7 @@ int main(int argc, char** argv) {
     if ((opt.eval || opt.generate) && !source[0]) die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
     if (source[0]) {
         safetensors_read(&file, source);
-        options_adopt(&file, MODEL_NAME, opt.resume[0] != 0);
+        options_adopt(&file, MODEL_NAME, opt.resume[0] ? ADOPT_RUN : opt.eval ? ADOPT_SHAPE : ADOPT_MODEL);
         Option* out = option_find("out");
         char* slash = strrchr(opt.resume, '/');
         if (opt.resume[0] && out->set == 0) { opt.out = strdup(slash ? opt.resume : "."); if (slash) ((char*)opt.out)[slash - opt.resume] = '\0'; }

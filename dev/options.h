@@ -146,9 +146,11 @@ static void options_remember(Text* metadata) {
     }
 }
 
-// Takes over what checkpoint s of `program` remembers: the model and its tokenizer, and with `resume` the whole run. A flag
-// that contradicts what cannot change is an error. s must outlive the options.
-static void options_adopt(const SafeTensors* s, const char* program, int resume) {
+// Takes over what checkpoint s of `program` remembers: the model and its tokenizer (ADOPT_MODEL), with them the shape of its
+// batches (ADOPT_SHAPE, to evaluate it as it was trained), or the whole run (ADOPT_RUN). A flag that contradicts what cannot
+// change is an error. s must outlive the options.
+enum { ADOPT_MODEL, ADOPT_SHAPE, ADOPT_RUN };
+static void options_adopt(const SafeTensors* s, const char* program, int what) {
     const char* wrote = safetensors_metadata(s, "program");
     if (!wrote || strcmp(wrote, program))
         die("%s is not a checkpoint of this program: its metadata says program '%s', not '%s'", s->path, wrote ? wrote : "", program);
@@ -157,13 +159,15 @@ static void options_adopt(const SafeTensors* s, const char* program, int resume)
     for (int i = 0; i < option_count; i++) {
         Option* o = &options[i];
         const char* kept = safetensors_metadata(s, o->name);
-        if (o->keep == ' ' || (!resume && o->keep != 'M' && strcmp(o->name, "tokenizer"))) continue;
+        int shape = !strcmp(o->name, "batch") || !strcmp(o->name, "seq"), fixed = what == ADOPT_RUN && o->keep == 'D';
+        if (o->keep == ' ') continue;
+        if (what != ADOPT_RUN && o->keep != 'M' && strcmp(o->name, "tokenizer") && !(what == ADOPT_SHAPE && shape)) continue;
         if (!kept) die("%s does not say its --%s", s->path, o->name);
         option_text(o, given, sizeof given);
         int differs = strcmp(given, kept) != 0;
         if (o->keep == 'M' && o->set == 1 && differs) die("%s has --%s %s, the preset %s: leave --preset out", s->path, o->name, kept, given);
         if (o->keep == 'M' && o->set == 2 && differs) die("%s has --%s %s, not %s", s->path, o->name, kept, given);
-        if (o->keep == 'D' && o->set == 2 && differs)
+        if (fixed && o->set == 2 && differs)
             die("%s has --%s %s, not %s (--init FILE starts a new run from its weights)", s->path, o->name, kept, given);
         if (o->set < 2) option_set(o, kept, 3, source);
     }

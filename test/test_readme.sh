@@ -35,7 +35,7 @@ while IFS= read -r line; do
 done < commands
 
 # ---- named things exist
-for target in $(grep -oE 'make [a-z][a-z-]+' "$root/README.md" | awk '{ print $2 }' | sort -u); do
+for target in $(grep -oE '(`|^    )make [a-z][a-z-]+' "$root/README.md" | awk '{ print $2 }' | sort -u); do
     grep -qE "^\.PHONY:.* $target( |$)" "$root/Makefile"; report $? "make $target"
 done
 for name in $(grep -oE '`(test|data|dev)/[A-Za-z0-9_./-]+`' "$root/README.md" | tr -d '\`' | sort -u); do
