@@ -30,7 +30,7 @@ SAN    := -std=gnu11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=a
 PRECISION ?= bf16
 ARCH      ?= $(if $(GPU),native,sm_80)
 NVFLAGS   := -std=c++17 -O3 -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-function,-Wno-missing-field-initializers $(if $(OPENMP),-Xcompiler -fopenmp)
-NVLIBS    := -lcublas
+NVLIBS    := -lcublas -lcufft
 NVFLAGS   += $(if $(filter fp32,$(PRECISION)),-DPRECISION_FP32)
 
 define found
@@ -139,7 +139,7 @@ HAVE_CXX     := $(shell command -v $(CXX) 2>/dev/null)
 EMULATED     := $(if $(HAVE_CXX),test/test_emulator.sh $(foreach m,$(MODEL),$(if $(wildcard train_$(m).cu),'test/test_twin.sh $(m)')))
 
 # MODEL=x: that model's tests only
-GENERAL_TESTS = build/test/test_tokenizer build/test/test_dataloader test/test_prepare.sh test/test_sync.sh test/test_run.sh 'dev/sync.sh --check'
+GENERAL_TESTS = build/test/test_tokenizer build/test/test_dataloader test/test_prepare.sh test/test_sync.sh test/test_run.sh test/test_readme.sh 'dev/sync.sh --check'
 ALL_TESTS     = $(if $(filter command line,$(origin MODEL)),,$(GENERAL_TESTS)) \
                 $(foreach m,$(MODEL),$(foreach t,$(MODEL_TESTS) $(call OWN_TESTS,$(m)),build/test/$(t)_$(m)) \
                 'MODEL=$(m) test/test_fma.sh' 'MODEL=$(m) test/test_cli.sh' 'MODEL=$(m) test/test_resume.sh' 'MODEL=$(m) test/test_dump.sh')

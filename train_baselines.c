@@ -203,7 +203,7 @@ static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, si
     for (size_t j0 = 0; j0 < N; j0 += NC)
     for (size_t k0 = 0; k0 < K; k0 += KC) {
         size_t n = smin(NC, N - j0), kc = smin(KC, K - k0);
-        #pragma omp parallel
+        #pragma omp parallel if (M * N * K > 500000)     // less is done before the other threads are awake
         {
             #pragma omp for
             for (size_t j = 0; j < n; j += NR) {

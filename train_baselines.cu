@@ -14,7 +14,8 @@
 // What a GPU makes different:
 //   - attention. A block of threads takes 32 queries and meets 32 keys at a time in shared memory: 32 x 32 scores are made,
 //     used and forgotten, and no (T,T) tensor exists. Backward it makes them again, twice: once for the gradient of 32
-//     queries, once for that of 32 keys, so that a block owns what it writes and nothing is added atomically.
+//     queries, once for that of 32 keys, so that a block owns what it writes and nothing is added atomically. The products run
+//     on the float units, not on tensor cores: plain to read, and in a long text most of the step.
 //   - linear attention and the scans run in chunks of time: each chunk's sum on its own, the sums in order, each chunk again.
 //   - Hyena's long convolution is cuFFT's, in float.
 //   - the rest is train_harmonic.cu's to the letter; what its top says of coalescing and of where the time goes holds here.
@@ -551,7 +552,8 @@ static void rmsnorm_forward(floatX* out, float* rstd, const X* x, const float* w
 
 // With n = x rstd, g = dout w:  dx = rstd (g - n mean(g n)), written, or added with add = 1. A warp a row.
 template <int N, typename D, typename X>
-__global__ void rmsnorm_backward_kernel(D* dx, const float* dout, const X* x, const float* rstd, const float* w, size_t rows, int C, int add) {
+__global__ void rmsnorm_backward_kernel(D* dx, const float* dout, const X* x, const float* rstd, const float* w,
+                                        size_t rows, int C, int add) {
     size_t r = (size_t)blockIdx.x * 8 + threadIdx.x / 32;
     int first = threadIdx.x % 32 * N;
     if (r >= rows) return;
@@ -579,7 +581,8 @@ __global__ void rmsnorm_backward_kernel(D* dx, const float* dout, const X* x, co
 }
 // dw = sum over rows of dout n: pieces of rows as in sum_rows_kernel
 template <typename X>
-__global__ void rmsnorm_backward_sums_kernel(float* partial, const float* dout, const X* x, const float* rstd, size_t rows, size_t piece, int C) {
+__global__ void rmsnorm_backward_sums_kernel(float* partial, const float* dout, const X* x, const float* rstd,
+                                             size_t rows, size_t piece, int C) {
     __shared__ float part[8][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
     size_t begin = blockIdx.y * piece, end = begin + piece < rows ? begin + piece : rows;
@@ -593,7 +596,8 @@ __global__ void rmsnorm_backward_sums_kernel(float* partial, const float* dout, 
 }
 // dw is added to.
 template <typename D, typename X>
-static void rmsnorm_backward(D* dx, float* dw, const float* dout, const X* x, const float* rstd, const float* w, size_t rows, size_t C, int add) {
+static void rmsnorm_backward(D* dx, float* dw, const float* dout, const X* x, const float* rstd, const float* w,
+                             size_t rows, size_t C, int add) {
     if (C % 8 == 0) rmsnorm_backward_kernel<8, D, X><<<blocks(rows, 8), 256>>>(dx, dout, x, rstd, w, rows, (int)C, add);
     else            rmsnorm_backward_kernel<1, D, X><<<blocks(rows, 8), 256>>>(dx, dout, x, rstd, w, rows, (int)C, add);
     cudaCheck(cudaGetLastError());
@@ -877,10 +881,10 @@ enum { TILE = 32, SQUARE = TILE + 1 };      // SQUARE: numbers from row to row o
 // What all of them must know of the shape
 struct Heads { size_t B, T, H, G, D, W, window, block; };
 
-// Bytes of shared memory for so many tiles and squares. More than 48 KB a block must be asked for.
+// Bytes of shared memory for so many tiles of D numbers a row, and squares. More than 48 KB a block must be asked for.
 template <typename Kernel>
-static size_t shared_bytes(Kernel* kernel, int N, int tiles, int squares) {
-    size_t bytes = (tiles * TILE * (8 * N + 1) + squares * TILE * SQUARE) * sizeof(float);
+static size_t shared_bytes(Kernel* kernel, size_t D, int tiles, int squares) {
+    size_t width = D <= 32 ? 32 : D <= 64 ? 64 : 128, bytes = (tiles * TILE * (width + 1) + squares * TILE * SQUARE) * sizeof(float);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     return bytes;
 }
@@ -979,7 +983,8 @@ static unsigned spots(Heads a, size_t heads) { return (unsigned)((a.T + TILE - 1
 template <int N>
 __global__ void __launch_bounds__(64, 4) attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, Heads a) {
     extern __shared__ float shared[];
-    float *q = shared, *kv = q + TILE * (8 * N + 1), *p = kv + TILE * (8 * N + 1);
+    const int ROW = 8 * N + 1, SIZE = TILE * ROW;
+    float *q = shared, *kv = q + SIZE, *p = kv + SIZE;
     Spot at = spot(a, a.H);
     int ty = threadIdx.x / 8, tx = threadIdx.x % 8;
     const floatX *rows = qkv + at.b * a.T * a.W, *keys = rows + (a.H + at.h / (a.H / a.G)) * a.D, *values = keys + a.G * a.D;
@@ -1024,12 +1029,13 @@ __global__ void __launch_bounds__(64, 4) attention_forward_kernel(floatX* out, f
     }
     tile_store<N>(out + ((at.b * a.T + at.t) * a.H + at.h) * a.D, o, 1, at.n, a.H * a.D, a.D);
 }
-static void attention_forward(floatX* out, float* lse, const floatX* qkv, size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D) {
+static void attention_forward(floatX* out, float* lse, const floatX* qkv, size_t window, size_t block, size_t B, size_t T,
+                              size_t H, size_t G, size_t D) {
     Heads a = {B, T, H, G, D, (H + 2 * G) * D, window, block};
     unsigned n = spots(a, H);
-    if (D <= 32)      attention_forward_kernel<4><<<n, 64, shared_bytes(attention_forward_kernel<4>, 4, 2, 1)>>>(out, lse, qkv, a);
-    else if (D <= 64) attention_forward_kernel<8><<<n, 64, shared_bytes(attention_forward_kernel<8>, 8, 2, 1)>>>(out, lse, qkv, a);
-    else              attention_forward_kernel<16><<<n, 64, shared_bytes(attention_forward_kernel<16>, 16, 2, 1)>>>(out, lse, qkv, a);
+    auto kernel = D <= 32 ? attention_forward_kernel<4>
+                  : D <= 64 ? attention_forward_kernel<8> : attention_forward_kernel<16>;
+    kernel<<<n, 64, shared_bytes(kernel, D, 2, 1)>>>(out, lse, qkv, a);
     cudaCheck(cudaGetLastError());
 }
 
@@ -1041,7 +1047,8 @@ template <int N>
 __global__ void __launch_bounds__(64, 4) attention_backward_q_kernel(floatX* dqkv, float* delta, const floatX* dout, const floatX* out,
                                                                   const float* lse, const floatX* qkv, Heads a) {
     extern __shared__ float shared[];
-    float *q = shared, *d_o = q + TILE * (8 * N + 1), *k = d_o + TILE * (8 * N + 1), *v = k + TILE * (8 * N + 1), *dz = v + TILE * (8 * N + 1);
+    const int ROW = 8 * N + 1, SIZE = TILE * ROW;
+    float *q = shared, *d_o = q + SIZE, *k = d_o + SIZE, *v = k + SIZE, *dz = v + SIZE;
     Spot at = spot(a, a.H);
     int ty = threadIdx.x / 8, tx = threadIdx.x % 8;
     size_t r0 = at.b * a.T + at.t, C = a.H * a.D;
@@ -1053,7 +1060,7 @@ __global__ void __launch_bounds__(64, 4) attention_backward_q_kernel(floatX* dqk
     for (int i = 0; i < 4; i++) {
         int row = ty + 8 * i;
         if (row < at.n) {
-            for (int d = tx; d < (int)a.D; d += 8) dl[i] += d_o[row * (8 * N + 1) + d] * (float)out[(r0 + row) * C + at.h * a.D + d];
+            for (int d = tx; d < (int)a.D; d += 8) dl[i] += d_o[row * ROW + d] * (float)out[(r0 + row) * C + at.h * a.D + d];
             l[i] = lse[(r0 + row) * a.H + at.h];
         }
         dl[i] = row_sum(dl[i]);
@@ -1084,8 +1091,9 @@ template <int N>
 __global__ void __launch_bounds__(64, 4) attention_backward_kv_kernel(floatX* dqkv, const float* delta, const floatX* dout, const float* lse,
                                                                    const floatX* qkv, Heads a) {
     extern __shared__ float shared[];
-    float *k = shared, *v = k + TILE * (8 * N + 1), *q = v + TILE * (8 * N + 1), *d_o = q + TILE * (8 * N + 1);
-    float *p = d_o + TILE * (8 * N + 1), *dz = p + TILE * SQUARE;
+    const int ROW = 8 * N + 1, SIZE = TILE * ROW;
+    float *k = shared, *v = k + SIZE, *q = v + SIZE, *d_o = q + SIZE;
+    float *p = d_o + SIZE, *dz = p + TILE * SQUARE;
     Spot at = spot(a, a.G);
     int ty = threadIdx.x / 8, tx = threadIdx.x % 8;
     size_t C = a.H * a.D, end = last_query(at.t + at.n - 1, a.T, a.window, a.block) + 1;
@@ -1128,20 +1136,21 @@ static void attention_backward(floatX* dqkv, float* delta, const floatX* dout, c
                                size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D) {
     Heads a = {B, T, H, G, D, (H + 2 * G) * D, window, block};
     unsigned n = spots(a, H), m = spots(a, G);
-    if (D <= 32)      attention_backward_q_kernel<4><<<n, 64, shared_bytes(attention_backward_q_kernel<4>, 4, 4, 1)>>>(dqkv, delta, dout, out, lse, qkv, a);
-    else if (D <= 64) attention_backward_q_kernel<8><<<n, 64, shared_bytes(attention_backward_q_kernel<8>, 8, 4, 1)>>>(dqkv, delta, dout, out, lse, qkv, a);
-    else              attention_backward_q_kernel<16><<<n, 64, shared_bytes(attention_backward_q_kernel<16>, 16, 4, 1)>>>(dqkv, delta, dout, out, lse, qkv, a);
+    auto q_kernel = D <= 32 ? attention_backward_q_kernel<4>
+                    : D <= 64 ? attention_backward_q_kernel<8> : attention_backward_q_kernel<16>;
+    q_kernel<<<n, 64, shared_bytes(q_kernel, D, 4, 1)>>>(dqkv, delta, dout, out, lse, qkv, a);
     cudaCheck(cudaGetLastError());
-    if (D <= 32)      attention_backward_kv_kernel<4><<<m, 64, shared_bytes(attention_backward_kv_kernel<4>, 4, 4, 2)>>>(dqkv, delta, dout, lse, qkv, a);
-    else if (D <= 64) attention_backward_kv_kernel<8><<<m, 64, shared_bytes(attention_backward_kv_kernel<8>, 8, 4, 2)>>>(dqkv, delta, dout, lse, qkv, a);
-    else              attention_backward_kv_kernel<16><<<m, 64, shared_bytes(attention_backward_kv_kernel<16>, 16, 4, 2)>>>(dqkv, delta, dout, lse, qkv, a);
+    auto kv_kernel = D <= 32 ? attention_backward_kv_kernel<4>
+                     : D <= 64 ? attention_backward_kv_kernel<8> : attention_backward_kv_kernel<16>;
+    kv_kernel<<<m, 64, shared_bytes(kv_kernel, D, 4, 2)>>>(dqkv, delta, dout, lse, qkv, a);
     cudaCheck(cudaGetLastError());
 }
 
 // One token's attention, for generation: its own q, and the keys and values [k | v] (2 G D) of all tokens so far, of which
 // token s lies in cache[s % room]. t: the token's place. A block takes a head; its 8 warps take every 8th token each, a lane
 // every 32nd number of the head, with a softmax of their own; the first threads put the 8 together.
-__global__ void attention_step_kernel(floatX* out, const floatX* q, const floatX* cache, size_t room, size_t t, size_t first, Heads a) {
+__global__ void attention_step_kernel(floatX* out, const floatX* q, const floatX* cache, size_t room, size_t t,
+                                      size_t first, Heads a) {
     __shared__ float part[8][MAX_HEAD];
     __shared__ float tops[8];
     __shared__ float sums[8];
@@ -1172,7 +1181,8 @@ __global__ void attention_step_kernel(floatX* out, const floatX* q, const floatX
     }
     out[h * D + threadIdx.x] = (floatX)(value / total);
 }
-static void attention_step(floatX* out, const floatX* q, const floatX* cache, size_t room, size_t t, size_t first, size_t H, size_t G, size_t D) {
+static void attention_step(floatX* out, const floatX* q, const floatX* cache, size_t room, size_t t, size_t first,
+                           size_t H, size_t G, size_t D) {
     Heads a = {1, 1, H, G, D, (H + 2 * G) * D, 0, 0};
     attention_step_kernel<<<(unsigned)H, 256>>>(out, q, cache, room, t, first, a);
     cudaCheck(cudaGetLastError());
@@ -1200,7 +1210,8 @@ template <int N>
 __global__ void __launch_bounds__(64, 4) linear_sums_kernel(float* sums, const floatX* left, size_t ldl, const floatX* right, size_t ldr,
                                                          const float* weight, int heads, Heads a) {
     extern __shared__ float shared[];
-    float *l = shared, *r = l + TILE * (8 * N + 1);
+    const int ROW = 8 * N + 1, SIZE = TILE * ROW;
+    float *l = shared, *r = l + SIZE;
     size_t pieces = (a.D + TILE - 1) / TILE, chunks = (a.T + LINEAR_CHUNK - 1) / LINEAR_CHUNK, i = blockIdx.x;
     size_t d0 = i % pieces * TILE, chunk = i / pieces % chunks, g = i / pieces / chunks % a.G, b = i / pieces / chunks / a.G;
     size_t begin = chunk * LINEAR_CHUNK, end = begin + LINEAR_CHUNK < a.T ? begin + LINEAR_CHUNK : a.T;
@@ -1213,9 +1224,9 @@ __global__ void __launch_bounds__(64, 4) linear_sums_kernel(float* sums, const f
             tile_load<N>(l, left + row * ldl + h * a.D, 1, 1, n, ldl, a.D);
             tile_load<N>(r, right + row * ldr + h * a.D, 1, 0, n, ldr, a.D);
             __syncthreads();
-            tile_add<N>(o, l + d0, 1, 8 * N + 1, r);            // the transpose of l
+            tile_add<N>(o, l + d0, 1, ROW, r);            // the transpose of l
             if (threadIdx.x < TILE)
-                for (int k = 0; k < n; k++) z += l[k * (8 * N + 1) + d0 + threadIdx.x] * (weight ? weight[(row + k) * a.H + h] : 1);
+                for (int k = 0; k < n; k++) z += l[k * ROW + d0 + threadIdx.x] * (weight ? weight[(row + k) * a.H + h] : 1);
         }
     float* to = sums + ((b * a.G + g) * chunks + chunk) * (a.D + 1) * a.D;
     for (int k = 0; k < 4; k++)
@@ -1243,18 +1254,19 @@ static void linear_sums(float* sums, const floatX* left, size_t ldl, const float
                         int reverse, Heads a) {
     size_t chunks = (a.T + LINEAR_CHUNK - 1) / LINEAR_CHUNK, M = (a.D + 1) * a.D;
     unsigned n = (unsigned)((a.D + TILE - 1) / TILE * chunks * a.G * a.B);
-    if (a.D <= 32)      linear_sums_kernel<4><<<n, 64, shared_bytes(linear_sums_kernel<4>, 4, 2, 0)>>>(sums, left, ldl, right, ldr, weight, heads, a);
-    else if (a.D <= 64) linear_sums_kernel<8><<<n, 64, shared_bytes(linear_sums_kernel<8>, 8, 2, 0)>>>(sums, left, ldl, right, ldr, weight, heads, a);
-    else                linear_sums_kernel<16><<<n, 64, shared_bytes(linear_sums_kernel<16>, 16, 2, 0)>>>(sums, left, ldl, right, ldr, weight, heads, a);
+    auto kernel = a.D <= 32 ? linear_sums_kernel<4> : a.D <= 64 ? linear_sums_kernel<8> : linear_sums_kernel<16>;
+    kernel<<<n, 64, shared_bytes(kernel, a.D, 2, 0)>>>(sums, left, ldl, right, ldr, weight, heads, a);
     cudaCheck(cudaGetLastError());
     linear_carry_kernel<<<blocks(a.B * a.G * M, 64), 64>>>(sums, state, a.B * a.G, chunks, M, reverse);
     cudaCheck(cudaGetLastError());
 }
 
 template <int N>
-__global__ void __launch_bounds__(64, 4) linear_attention_forward_kernel(floatX* out, float* den, const floatX* qkv, const float* sums, Heads a) {
+__global__ void __launch_bounds__(64, 4) linear_attention_forward_kernel(floatX* out, float* den, const floatX* qkv,
+                                const float* sums, Heads a) {
     extern __shared__ float shared[];
-    float *q = shared, *k = q + TILE * (8 * N + 1), *v = k + TILE * (8 * N + 1), *p = v + TILE * (8 * N + 1);
+    const int ROW = 8 * N + 1, SIZE = TILE * ROW;
+    float *q = shared, *k = q + SIZE, *v = k + SIZE, *p = v + SIZE;
     Spot at = spot(a, a.H);
     int ty = threadIdx.x / 8, tx = threadIdx.x % 8;
     size_t g = at.h / (a.H / a.G), chunks = (a.T + LINEAR_CHUNK - 1) / LINEAR_CHUNK, chunk = at.t / LINEAR_CHUNK;
@@ -1266,10 +1278,10 @@ __global__ void __launch_bounds__(64, 4) linear_attention_forward_kernel(floatX*
         __syncthreads();
         tile_load<N>(v, S + d0 * a.D, 1, 0, a.D - d0 < TILE ? (int)(a.D - d0) : (int)TILE, a.D, a.D);
         __syncthreads();
-        tile_add<N>(o, q + d0, 8 * N + 1, 1, v);
+        tile_add<N>(o, q + d0, ROW, 1, v);
     }
     for (int i = 0; i < 4; i++)
-        for (int d = tx; d < (int)a.D; d += 8) sum[i] += q[(ty + 8 * i) * (8 * N + 1) + d] * z[d];
+        for (int d = tx; d < (int)a.D; d += 8) sum[i] += q[(ty + 8 * i) * ROW + d] * z[d];
     for (size_t k0 = chunk * LINEAR_CHUNK; k0 <= at.t; k0 += TILE) {
         int w = at.t + at.n - k0 < TILE ? (int)(at.t + at.n - k0) : (int)TILE;
         float scores[4][4] = {};
@@ -1296,13 +1308,14 @@ __global__ void __launch_bounds__(64, 4) linear_attention_forward_kernel(floatX*
     tile_store<N>(out + ((at.b * a.T + at.t) * a.H + at.h) * a.D, o, 1, at.n, a.H * a.D, a.D);
 }
 // out (B*T, H D), den (B*T, H). state (B,G,D+1,D), S and then z, is where the sums start and where they end; NULL: from 0.
-static void linear_attention_forward(floatX* out, float* den, float* state, const floatX* qkv, size_t B, size_t T, size_t H, size_t G, size_t D) {
+static void linear_attention_forward(floatX* out, float* den, float* state, const floatX* qkv, size_t B, size_t T,
+                                     size_t H, size_t G, size_t D) {
     Heads a = {B, T, H, G, D, (H + 2 * G) * D, 0, 0};
     unsigned n = spots(a, H);
     linear_sums(workspace, qkv + H * D, a.W, qkv + (H + G) * D, a.W, NULL, 1, state, 0, a);
-    if (D <= 32)      linear_attention_forward_kernel<4><<<n, 64, shared_bytes(linear_attention_forward_kernel<4>, 4, 3, 1)>>>(out, den, qkv, workspace, a);
-    else if (D <= 64) linear_attention_forward_kernel<8><<<n, 64, shared_bytes(linear_attention_forward_kernel<8>, 8, 3, 1)>>>(out, den, qkv, workspace, a);
-    else              linear_attention_forward_kernel<16><<<n, 64, shared_bytes(linear_attention_forward_kernel<16>, 16, 3, 1)>>>(out, den, qkv, workspace, a);
+    auto kernel = D <= 32 ? linear_attention_forward_kernel<4>
+                  : D <= 64 ? linear_attention_forward_kernel<8> : linear_attention_forward_kernel<16>;
+    kernel<<<n, 64, shared_bytes(kernel, D, 3, 1)>>>(out, den, qkv, workspace, a);
     cudaCheck(cudaGetLastError());
 }
 
@@ -1328,7 +1341,8 @@ template <int N>
 __global__ void __launch_bounds__(64, 4) linear_attention_backward_q_kernel(floatX* dqkv, const floatX* dout, const float* m, const floatX* qkv,
                                                                          const float* sums, Heads a) {
     extern __shared__ float shared[];
-    float *n = shared, *k = n + TILE * (8 * N + 1), *v = k + TILE * (8 * N + 1), *p = v + TILE * (8 * N + 1);
+    const int ROW = 8 * N + 1, SIZE = TILE * ROW;
+    float *n = shared, *k = n + SIZE, *v = k + SIZE, *p = v + SIZE;
     Spot at = spot(a, a.H);
     int ty = threadIdx.x / 8, tx = threadIdx.x % 8;
     size_t r0 = at.b * a.T + at.t, g = at.h / (a.H / a.G), chunks = (a.T + LINEAR_CHUNK - 1) / LINEAR_CHUNK, chunk = at.t / LINEAR_CHUNK;
@@ -1371,8 +1385,9 @@ template <int N>
 __global__ void __launch_bounds__(64, 4) linear_attention_backward_kv_kernel(floatX* dqkv, const floatX* dout, const float* m, const floatX* qkv,
                                                                           const float* sums, Heads a) {
     extern __shared__ float shared[];
-    float *k = shared, *v = k + TILE * (8 * N + 1), *q = v + TILE * (8 * N + 1), *n = q + TILE * (8 * N + 1);
-    float *p = n + TILE * (8 * N + 1), *dp = p + TILE * SQUARE;
+    const int ROW = 8 * N + 1, SIZE = TILE * ROW;
+    float *k = shared, *v = k + SIZE, *q = v + SIZE, *n = q + SIZE;
+    float *p = n + SIZE, *dp = p + TILE * SQUARE;
     Spot at = spot(a, a.G);
     int ty = threadIdx.x / 8, tx = threadIdx.x % 8;
     size_t chunks = (a.T + LINEAR_CHUNK - 1) / LINEAR_CHUNK, chunk = at.t / LINEAR_CHUNK, end = (chunk + 1) * LINEAR_CHUNK;
@@ -1391,7 +1406,7 @@ __global__ void __launch_bounds__(64, 4) linear_attention_backward_kv_kernel(flo
         __syncthreads();
         tile_scores<N>(x, v, q, a.D);
         tile_columns<N>(dk, x, piece);
-        tile_add<N>(dv, k + d0, 8 * N + 1, 1, q);
+        tile_add<N>(dv, k + d0, ROW, 1, q);
     }
     for (size_t h = at.h * (a.H / a.G); h < (at.h + 1) * (a.H / a.G); h++)
         for (size_t q0 = at.t; q0 < end; q0 += TILE) {
@@ -1430,14 +1445,14 @@ static void linear_attention_backward(floatX* dqkv, float* m, floatX* dout, cons
     linear_attention_divide_kernel<<<blocks(B * T * H, 8), 256>>>(dout, m, out, den, B * T * H, (int)D);
     cudaCheck(cudaGetLastError());
     linear_sums(workspace, qkv + H * D, a.W, qkv + (H + G) * D, a.W, NULL, 1, NULL, 0, a);
-    if (D <= 32)      linear_attention_backward_q_kernel<4><<<nq, 64, shared_bytes(linear_attention_backward_q_kernel<4>, 4, 3, 1)>>>(dqkv, dout, m, qkv, workspace, a);
-    else if (D <= 64) linear_attention_backward_q_kernel<8><<<nq, 64, shared_bytes(linear_attention_backward_q_kernel<8>, 8, 3, 1)>>>(dqkv, dout, m, qkv, workspace, a);
-    else              linear_attention_backward_q_kernel<16><<<nq, 64, shared_bytes(linear_attention_backward_q_kernel<16>, 16, 3, 1)>>>(dqkv, dout, m, qkv, workspace, a);
+    auto q_kernel = D <= 32 ? linear_attention_backward_q_kernel<4>
+                    : D <= 64 ? linear_attention_backward_q_kernel<8> : linear_attention_backward_q_kernel<16>;
+    q_kernel<<<nq, 64, shared_bytes(q_kernel, D, 3, 1)>>>(dqkv, dout, m, qkv, workspace, a);
     cudaCheck(cudaGetLastError());
     linear_sums(workspace, qkv, a.W, dout, H * D, m, (int)(H / G), NULL, 1, a);
-    if (D <= 32)      linear_attention_backward_kv_kernel<4><<<nk, 64, shared_bytes(linear_attention_backward_kv_kernel<4>, 4, 4, 2)>>>(dqkv, dout, m, qkv, workspace, a);
-    else if (D <= 64) linear_attention_backward_kv_kernel<8><<<nk, 64, shared_bytes(linear_attention_backward_kv_kernel<8>, 8, 4, 2)>>>(dqkv, dout, m, qkv, workspace, a);
-    else              linear_attention_backward_kv_kernel<16><<<nk, 64, shared_bytes(linear_attention_backward_kv_kernel<16>, 16, 4, 2)>>>(dqkv, dout, m, qkv, workspace, a);
+    auto kv_kernel = D <= 32 ? linear_attention_backward_kv_kernel<4>
+                     : D <= 64 ? linear_attention_backward_kv_kernel<8> : linear_attention_backward_kv_kernel<16>;
+    kv_kernel<<<nk, 64, shared_bytes(kv_kernel, D, 4, 2)>>>(dqkv, dout, m, qkv, workspace, a);
     cudaCheck(cudaGetLastError());
 }
 

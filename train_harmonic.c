@@ -206,7 +206,7 @@ static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, si
     for (size_t j0 = 0; j0 < N; j0 += NC)
     for (size_t k0 = 0; k0 < K; k0 += KC) {
         size_t n = smin(NC, N - j0), kc = smin(KC, K - k0);
-        #pragma omp parallel
+        #pragma omp parallel if (M * N * K > 500000)     // less is done before the other threads are awake
         {
             #pragma omp for
             for (size_t j = 0; j < n; j += NR) {
@@ -373,6 +373,7 @@ static void scan_forward(real* s, const real* ga, const real* gb, const real* s0
         memcpy(carry, s0 + b * C + c0, n * sizeof(real));
         for (size_t t = 0; t < T; t++) {
             size_t at = (b * T + t) * C + c0;
+            #pragma omp simd
             for (size_t c = 0; c < n; c++) {
                 real e = fast_exp(-ga[at + c]), sg = 1 / (1 + e);               // σ(ga); σ(-ga) = e σ(ga)
                 real A = low + width * sg, one_minus_A = rest + width * e * sg;
@@ -401,6 +402,7 @@ static void scan_backward(real* dga, real* dgb, const real* ds, const real* s, c
         for (size_t t = T; t-- > 0;) {
             size_t at = (b * T + t) * C + c0;
             const real* before = t > 0 ? s + at - C : s0 + b * C + c0;
+            #pragma omp simd
             for (size_t c = 0; c < n; c++) {
                 real e = fast_exp(-ga[at + c]), sg = 1 / (1 + e), th = fast_tanh(gb[at + c]);
                 real A = low + width * sg, one_minus_A = rest + width * e * sg;

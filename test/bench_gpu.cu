@@ -2,7 +2,10 @@
 // fast cuBLAS multiplies large matrices; then each layer as a share of the one that limits it; then whole steps.
 //
 //     nvcc -O3 -DTRAIN_CU='"../train_harmonic.cu"' -DMODEL_FILE='"models/harmonic.h"' test/bench_gpu.cu -lcublas
-//     bench_gpu [--batch 16] [--seq 1024] [--tiny]            --tiny: small sizes, to see on the emulator that it runs
+//     bench_gpu [--preset NAME] [--batch 16] [--model ...] [--tiny]
+//
+// It takes train_X's flags for the model and the batch (without any: X's first preset), and --tiny: small sizes, to see on
+// the emulator that it runs.
 //
 // GB/s counts what a layer must read and write once, whatever its kernels read twice: 50% may be a kernel at full speed
 // that reads everything twice. GFLOP/s counts a multiply-add as two.
@@ -11,7 +14,7 @@
 #endif
 #define TESTING
 #include TRAIN_CU
-#include MODEL_FILE
+#include MODEL_FILE                      // HAS_...
 
 static int tiny = 0;
 static double copy_rate = 1, matmul_rate = 1;           // bytes, FLOPs a second
@@ -62,7 +65,10 @@ static void bench_layers(const Config* c, size_t B, size_t T) {
     size_t C = c->channels, V = c->vocab, R = B * T, Vp = padded_vocab(V), H = head_rows(R, V), x2 = sizeof(floatX);
     floatX *x = array<floatX>(R * 2 * C), *y = array<floatX>(R * 2 * C), *z = array<floatX>(R * 2 * C), *w = array<floatX>(4 * C * C);
     float *f = array<float>(R * C), *g = array<float>(R * C), *dw = array<float>(4 * C * C), *v = array<float>(2 * C), *row1 = array<float>(R), *row2 = array<float>(R);
-    workspace_reserve(2 * C * SPLITS + 2 * B * C * scan_sizes(0, 1, B, T, C).chunks);
+    workspace_reserve(2 * C * SPLITS);
+#ifdef HAS_SCAN
+    workspace_reserve(2 * B * C * scan_sizes(0, 1, B, T, C).chunks);
+#endif
     double n = (double)R * C;
     report("linear C -> 2C", seconds_of([&] { linear_forward(y, x, w, NULL, R, C, 2 * C, C, 0); }), 3 * n * x2, 4 * n * C);
     report("linear 2C -> C, bias", seconds_of([&] { linear_forward(y, x, w, v, R, 2 * C, C, 2 * C, 0); }), 3 * n * x2, 4 * n * C);
@@ -75,6 +81,29 @@ static void bench_layers(const Config* c, size_t B, size_t T) {
 #ifdef HAS_LAYERNORM
     report("layernorm", seconds_of([&] { layernorm_forward(y, row1, row2, x, v, v, R, C); }), 2 * n * x2, 0);
     report("layernorm backward, dw, db", seconds_of([&] { layernorm_backward(y, v, v, f, x, row1, row2, v, R, C, 0); }), n * (4 + 2 * x2), 0);
+#endif
+#ifdef HAS_RMSNORM
+    report("rmsnorm", seconds_of([&] { rmsnorm_forward(y, row1, x, v, R, C); }), 2 * n * x2, 0);
+    report("rmsnorm backward, dw", seconds_of([&] { rmsnorm_backward(y, v, f, x, row1, v, R, C, 0); }), n * (4 + 2 * x2), 0);
+#endif
+#ifdef HAS_SWIGLU
+    report("swiglu", seconds_of([&] { swiglu_forward(y, x, z, R, C); }), 3 * n * x2, 0);
+    report("swiglu backward", seconds_of([&] { swiglu_backward(y, y + R * C, x, z, R, C); }), 5 * n * x2, 0);
+#endif
+#ifdef HAS_ATTENTION
+    if (c->model == TRANSFORMER) {
+        size_t heads = c->heads, G = c->kv_heads, D = C / heads, W = C + 2 * G * D;
+        floatX *qkv = array<floatX>(R * W), *dqkv = array<floatX>(R * W);
+        float *lse = array<float>(R * heads), *delta = array<float>(R * heads);
+        double pairs = 0, moved = (double)R * (W + C) * x2;     // (query, key) pairs that are seen
+        for (size_t t = 0; t < T; t++) pairs += (double)B * (t + 1 - first_key(t, c->window, c->block));
+        workspace_reserve(linear_attention_workspace(B, T, G, D));
+        report("attention", seconds_of([&] { attention_forward(y, lse, qkv, c->window, c->block, B, T, heads, G, D); }), moved, 4 * pairs * C);
+        report("attention backward", seconds_of([&] { attention_backward(dqkv, delta, x, y, lse, qkv, c->window, c->block, B, T, heads, G, D); }), 2 * moved + n * x2, 10 * pairs * C);
+        report("linear attention", seconds_of([&] { linear_attention_forward(y, lse, NULL, qkv, B, T, heads, G, D); }), moved, 4.0 * n * D);
+        report("linear attention backward", seconds_of([&] { linear_attention_backward(dqkv, delta, x, y, lse, qkv, B, T, heads, G, D); }), 2 * moved + n * x2, 12.0 * n * D);
+        cudaCheck(cudaFree(qkv)); cudaCheck(cudaFree(dqkv)); cudaCheck(cudaFree(lse)); cudaCheck(cudaFree(delta));
+    }
 #endif
 #ifdef HAS_SCAN
     report("scan", seconds_of([&] { scan_forward(z, v, x, y, row1, 0.9, 0.975, B, T, C); }), 3 * n * x2, 0);
@@ -109,7 +138,9 @@ static void bench_step(const Config* c, int B, int T) {
     model_layout(&m, c, B, T, 1);
     size_t n = m.table.total, bytes = n * (4 * sizeof(float) + (sizeof(floatX) == 2 ? 2 : 0)) + acts_bytes(&m.acts), free_bytes = 0, total = 0;
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
+    double work = (double)B * T * model_flops_per_token(&m);
     model_free(&m);
+    if (work > 1e15) { printf("%d x %d tokens: %.0f TFLOP a step, left out\n", B, T, work / 1e12); return; }
     if (bytes + (bytes >> 4) > free_bytes) { printf("%d x %d tokens: needs %.1f GB, the GPU has %.1f free\n", B, T, bytes / 1e9, free_bytes / 1e9); return; }
     model_build(&m, c, B, T, 1);
     model_init(&m, 1);
@@ -133,14 +164,20 @@ static void bench_step(const Config* c, int B, int T) {
 }
 
 int main(int argc, char** argv) {
-    int B = 16, T = 1024;
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--tiny")) { tiny = 1; B = 2; T = 40; }
-        else if (!strcmp(argv[i], "--batch") && i + 1 < argc) B = atoi(argv[++i]);
-        else if (!strcmp(argv[i], "--seq") && i + 1 < argc) T = atoi(argv[++i]);
-        else die("unknown argument '%s': bench_gpu [--batch N] [--seq N] [--tiny]", argv[i]);
+    const char* flags[64];
+    int count = 1, preset = 0;
+    flags[0] = argv[0];
+    for (int i = 1; i < argc && count < 50; i++) {
+        preset |= !strcmp(argv[i], "--preset");
+        if (!strcmp(argv[i], "--tiny")) tiny = 1; else flags[count++] = argv[i];
     }
-    Config c = tiny ? config_at(SIZES[0].config, 67, 24) : SIZES[0].config;
+    if (!preset) { flags[count++] = "--preset"; flags[count++] = presets[0].name; }
+    static const char* const small[] = { "--vocab", "67", "--channels", "32", "--layers", "2", "--batch", "2", "--seq", "40" };
+    for (int i = 0; i < 10 && tiny; i++) flags[count++] = small[i];
+    options_parse(option_table, sizeof option_table / sizeof *option_table, presets, sizeof presets / sizeof *presets, count, (char**)flags);
+    config_check(&opt.config);
+    Config c = opt.config;
+    int B = opt.batch, T = opt.seq;
     device_start();
     size_t big = tiny ? 64 : 4096, bytes = tiny ? 1 << 16 : 1 << 29;
     floatX *a = array<floatX>(big * big), *b = array<floatX>(big * big), *d = array<floatX>(big * big);
@@ -149,13 +186,18 @@ int main(int argc, char** argv) {
     matmul_rate = 2.0 * big * big * big / seconds_of([&] { matmul(d, a, b, big, big, big, big, big, big, 0, 1, 1, 0); });
     printf("%s on %s: copy %.0f GB/s, matmul of %zu^3 %.1f TFLOP/s\n\n", sizeof(floatX) == 2 ? "bf16" : "fp32", device_name, copy_rate / 1e9, big, matmul_rate / 1e12);
     cudaCheck(cudaFree(a)); cudaCheck(cudaFree(b)); cudaCheck(cudaFree(d)); cudaCheck(cudaFree(from)); cudaCheck(cudaFree(to));
-    printf("%s, C %d, V %d, %d x %d tokens\n", SIZES[0].name, c.channels, c.vocab, B, T);
+    config_describe(&c);
+    printf(" | %d x %d tokens\n", B, T);
     bench_layers(&c, B, T);
     printf("\n");
     bench_step(&c, B, T);
     if (tiny) return 0;
-    bench_step(&c, 1, B * T);
-    bench_step(&c, 1, 1 << 16);
-    bench_step(&c, 1, 1 << 20);
+    static const int longer[] = { 1 << 14, 1 << 16, 1 << 20 };
+    for (int i = 0; i < 3; i++) {
+#ifdef HAS_POSITIONS
+        c.seq = longer[i];
+#endif
+        bench_step(&c, 1, longer[i]);
+    }
     return 0;
 }

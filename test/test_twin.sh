@@ -105,9 +105,8 @@ check "$([ $? = 0 ] && grep -q '^sampling: ' "$work/bench" && ! grep -qi 'nan\|i
 cu=$PWD/$dir/train_$model c=$PWD/$dir/train_$model.cpu
 $dir/prepare --bytes README.md train_$model.c --out "$work/text.bin" > /dev/null 2>&1
 data="--train $work/text.bin --val $work/text.bin"
-small="--stateful --layers 2 --vocab 256 --channels 24 --batch 2 --seq 33 --accum 2 --val-batches 2 --lr 3e-3 --warmup 1 --schedule constant --sample-every 0"
-cd "$work" || exit 1
 final() { grep '^final' "$1" | grep -o '[0-9.]* nats' | grep -o '[0-9.]*'; }
+dumped() { grep '^dumped' "$1" | grep -o 'loss [0-9.]*' | grep -o '[0-9.]*'; }
 near() { awk -v a="$1" -v b="$2" 'BEGIN { print (a != "" && b != "" && a - b < 0.01 && b - a < 0.01) ? 1 : 0 }'; }
 run() { # NAME PROGRAM FLAGS...
     local name=$1
@@ -115,48 +114,67 @@ run() { # NAME PROGRAM FLAGS...
     "$@" > "$name.log" 2>&1
 }
 
-run c "$c" $data $small --steps 8 --out c
-run cu "$cu" $data $small --steps 8 --out cu
-check "$(near "$(final c.log)" "$(final cu.log)")" "8 steps: loss $(final c.log) in C, $(final cu.log) in CUDA (bf16)"
+programs() { # FLAGS...
+    local small="--layers 2 --vocab 256 --channels 24 --batch 2 --seq 33 --accum 2 --val-batches 2 --lr 3e-3 --warmup 1 --schedule constant --sample-every 0 $*" bytes code
+    local folder
+    folder=$(mktemp -d -p "$work") && cd "$folder" || exit 1
+    echo "  with $*:"
+    run c "$c" $data $small --steps 8 --out c
+    run cu "$cu" $data $small --steps 8 --out cu
+    check "$(near "$(final c.log)" "$(final cu.log)")" "8 steps: loss $(final c.log) in C, $(final cu.log) in CUDA (bf16)"
 
-# each goes on from the other's checkpoint
-run c4 "$c" $data $small --steps 4 --out c4
-run cu4 "$cu" $data $small --steps 4 --out cu4
-cp -r cu4 cu8
-run cu8 "$cu" --resume cu8/model.safetensors --steps 8
-check "$(cmp -s cu8/model.safetensors cu/model.safetensors && echo 1)" "CUDA: resumed to the same bits as without the interruption"
-run c4cu "$cu" --resume c4/model.safetensors --steps 8
-run cu4c "$c" --resume cu4/model.safetensors --steps 8
-check "$(near "$(final c.log)" "$(final c4cu.log)")" "CUDA goes on from C's checkpoint: $(final c4cu.log)"
-check "$(near "$(final c.log)" "$(final cu4c.log)")" "C goes on from CUDA's checkpoint: $(final cu4c.log)"
+    # each goes on from the other's checkpoint
+    run c4 "$c" $data $small --steps 4 --out c4
+    run cu4 "$cu" $data $small --steps 4 --out cu4
+    cp -r cu4 cu8
+    run cu8 "$cu" --resume cu8/model.safetensors --steps 8
+    check "$(cmp -s cu8/model.safetensors cu/model.safetensors && echo 1)" "CUDA: resumed to the same bits as without the interruption"
+    run c4cu "$cu" --resume c4/model.safetensors --steps 8
+    run cu4c "$c" --resume cu4/model.safetensors --steps 8
+    check "$(near "$(final c.log)" "$(final c4cu.log)")" "CUDA goes on from C's checkpoint: $(final c4cu.log)"
+    check "$(near "$(final c.log)" "$(final cu4c.log)")" "C goes on from CUDA's checkpoint: $(final cu4c.log)"
+
+    # a sample, a dump
+    run g1 "$cu" --generate --init cu/model.safetensors --sample-len 40
+    run g2 "$cu" --generate --init cu/model.safetensors --sample-len 40
+    check "$([ -s g1.log ] && ! grep -q '^error' g1.log && cmp -s g1.log g2.log && echo 1)" "a sample is the same each time"
+    run d1 "$c" $data $small --warmup 0 --steps 0 --dump c.dump
+    run d2 "$cu" $data $small --warmup 0 --steps 0 --dump cu.dump
+    check "$([ "$(stat -c %s c.dump)" = "$(stat -c %s cu.dump)" ] && [ "$(near "$(dumped d1.log)" "$(dumped d2.log)")" = 1 ] && echo 1)" \
+        "dumps: loss $(dumped d1.log) in C, $(dumped d2.log) in CUDA"
+
+    # the memory that the plan says, to the byte
+    bytes=$("$cu" $data $small --plan | grep -o 'GPU bytes in all: [0-9]*' | grep -o '[0-9]*')
+    CUDA_ON_CPU_MEMORY=$bytes run enough "$cu" $data $small --steps 1 --save-every -1 --out enough
+    code=$?
+    CUDA_ON_CPU_MEMORY=$((bytes - 1)) run short "$cu" $data $small --steps 1 --save-every -1 --out short
+    check "$([ -n "$bytes" ] && [ $code = 0 ] && [ "$(final enough.log)" ] && echo 1)" "runs in the $bytes bytes of --plan"
+    check "$(grep -q '^error: not enough GPU memory: .*--plan' short.log && [ ! -e short/model.safetensors ] && echo 1)" "one byte less: $(head -n 1 short.log)"
+}
+case $model in
+harmonic)
+    programs --stateful ;;
+baselines)
+    programs --model transformer --heads 2 --kv-heads 1
+    programs --model transformer --heads 2 --pos learned --norm layer --post-norm --mlp gelu --bias --window 9
+    programs --model transformer --heads 2 --attention linear
+    programs --model mamba
+    programs --model mamba2 --head-dim 16
+    programs --model hyena ;;
+*)
+    programs ;;
+esac
 
 # what reads and writes files, options and samples is one text in both; what differs there is the copying to and from the GPU
 body() { awk -v start="^static .*[ *]$2\\\\(" '$0 ~ start { on = 1 } on { print } /^}/ { on = 0 }' "$root/$1"; }
 differ=
-for name in rng_next rng_uniform rng_normal sample_token generate loss_text learning_rate on_signal log_open make_folder open_data; do
+for name in rng_next rng_uniform rng_normal sample_token generate config_check config_describe loss_text learning_rate on_signal log_open make_folder open_data; do
     [ -n "$(body train_$model.c $name)" ] && [ "$(body train_$model.c $name)" = "$(body train_$model.cu $name | sed 's/= {}/= {0}/g')" ] || differ+=" $name"
 done
 options() { grep '^    {"' "$root/$1" | grep -v '"threads"\|"tf32"'; }
 [ "$(options train_$model.c)" = "$(options train_$model.cu)" ] || differ+=" option_table"
 check "$([ -z "$differ" ] && echo 1)" "the host's functions are the same in train_$model.c and train_$model.cu${differ:+; these differ:$differ}"
 
-# a sample, a dump
-run g1 "$cu" --generate --init cu/model.safetensors --sample-len 40
-run g2 "$cu" --generate --init cu/model.safetensors --sample-len 40
-check "$([ -s g1.log ] && cmp -s g1.log g2.log && echo 1)" "a sample is the same each time"
-run d1 "$c" $data $small --warmup 0 --steps 0 --dump c.dump
-run d2 "$cu" $data $small --warmup 0 --steps 0 --dump cu.dump
-dumped() { grep '^dumped' "$1" | grep -o 'loss [0-9.]*' | grep -o '[0-9.]*'; }
-check "$([ "$(stat -c %s c.dump)" = "$(stat -c %s cu.dump)" ] && [ "$(near "$(dumped d1.log)" "$(dumped d2.log)")" = 1 ] && echo 1)" \
-    "dumps: loss $(dumped d1.log) in C, $(dumped d2.log) in CUDA"
-
-# the memory that the plan says, to the byte
-bytes=$("$cu" $data $small --plan | grep -o 'GPU bytes in all: [0-9]*' | grep -o '[0-9]*')
-CUDA_ON_CPU_MEMORY=$bytes run enough "$cu" $data $small --steps 1 --save-every -1 --out enough
-code=$?
-CUDA_ON_CPU_MEMORY=$((bytes - 1)) run short "$cu" $data $small --steps 1 --save-every -1 --out short
-check "$([ -n "$bytes" ] && [ $code = 0 ] && [ "$(final enough.log)" ] && echo 1)" "runs in the $bytes bytes of --plan"
-check "$(grep -q '^error: not enough GPU memory: .*--plan' short.log && [ ! -e short/model.safetensors ] && echo 1)" "one byte less: $(head -n 1 short.log)"
 check "$([ "$("$cu" --help | grep -o '^  --[a-z0-9-]*' | grep -v tf32)" = "$("$c" --help | grep -o '^  --[a-z0-9-]*')" ] && echo 1)" \
     "both have the same flags (and --tf32)"
 report
