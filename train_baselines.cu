@@ -3770,24 +3770,33 @@ static Option option_table[] = {
 
 // Sizes of published models [their batch x seq; learning rates are our choice], and small ones for a laptop.
 static const Preset presets[] = {
-    {"harmonic-tf",    "--model transformer --vocab 50257 --channels 256 --layers 4 --heads 4 --pos none --norm layer --post-norm --mlp gelu --weights spread --batch 16 --seq 1024 --steps 4000",
+    {"harmonic-tf",    "--model transformer --vocab 50257 --channels 256 --layers 4 --heads 4 --pos none "
+                       "--norm layer --post-norm --mlp gelu --weights spread --batch 16 --seq 1024 --steps 4000",
                        "the Harmonic paper's Transformer: 28,886,528 parameters"},
     {"harmonic-mamba", "--model mamba --vocab 50257 --channels 256 --layers 5 --batch 16 --seq 1024 --steps 4000",
                        "its Mamba, as near as depth allows: 27,921,920 parameters (published: 28,100,608)"},
-    {"llama",          "--model transformer --vocab 50257 --channels 256 --layers 4 --heads 4 --batch 16 --seq 1024 --steps 4000",
+    {"llama",          "--model transformer --vocab 50257 --channels 256 --layers 4 --heads 4 --batch 16 --seq 1024 "
+                       "--steps 4000",
                        "the fair Transformer at that size: RoPE, RMSNorm, SwiGLU"},
-    {"gpt2",           "--model transformer --vocab 50257 --channels 768 --layers 12 --heads 12 --pos learned --norm layer --mlp gelu --bias --tie --batch 4 --seq 1024",
+    {"gpt2",           "--model transformer --vocab 50257 --channels 768 --layers 12 --heads 12 --pos learned "
+                       "--norm layer --mlp gelu --bias --tie --batch 4 --seq 1024",
                        "GPT-2 small: 124,439,808 parameters"},
-    {"bcmt-dense",     "--model transformer --vocab 50257 --channels 128 --layers 6 --heads 4 --pos learned --norm layer --mlp gelu --tie --batch 16 --seq 1024 --lr 3e-4",
+    {"bcmt-dense",     "--model transformer --vocab 50257 --channels 128 --layers 6 --heads 4 --pos learned "
+                       "--norm layer --mlp gelu --tie --batch 16 --seq 1024 --lr 3e-4",
                        "the dense Transformer beside BCMT"},
-    {"tmm-llama",      "--model transformer --vocab 8192 --channels 256 --layers 16 --heads 4 --ff 1024 --batch 128 --seq 512 --lr 5e-4",
+    {"tmm-llama",      "--model transformer --vocab 8192 --channels 256 --layers 16 --heads 4 --ff 1024 --batch 128 "
+                       "--seq 512 --lr 5e-4",
                        "the Llama beside TMM"},
     {"tmm-hyena",      "--model hyena --vocab 8192 --channels 512 --layers 16 --batch 128 --seq 512 --lr 5e-4",
                        "the Hyena beside TMM"},
-    {"transformer-tiny", "--model transformer --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 --lr 3e-3", "bytes, a minute on a laptop"},
-    {"mamba-tiny",     "--model mamba --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 --lr 3e-3", "the same"},
-    {"mamba2-tiny",    "--model mamba2 --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 --lr 3e-3", "the same"},
-    {"hyena-tiny",     "--model hyena --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 --lr 3e-3", "the same"},
+    {"transformer-tiny", "--model transformer --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 "
+                       "--lr 3e-3", "bytes, a minute on a laptop"},
+    {"mamba-tiny",     "--model mamba --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 "
+                       "--lr 3e-3", "the same"},
+    {"mamba2-tiny",    "--model mamba2 --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 "
+                       "--lr 3e-3", "the same"},
+    {"hyena-tiny",     "--model hyena --vocab 256 --channels 128 --layers 4 --batch 8 --seq 256 --steps 600 "
+                       "--lr 3e-3", "the same"},
 };
 
 // Fills in what was left to be chosen (0), and refuses what contradicts itself.
@@ -4043,7 +4052,8 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
     text_add(&model_path, "%s/model.safetensors", opt.out);
     make_folder(opt.out);
     if (!resumed && (access(log_path.chars, F_OK) == 0 || access(model_path.chars, F_OK) == 0))
-        die("%s already holds a run: choose another --out, go on with --resume %s, or delete it", opt.out, model_path.chars);
+        die("%s already holds a run: choose another --out, or delete it%s%s", opt.out,
+            access(model_path.chars, F_OK) == 0 ? ", or go on with --resume " : "", access(model_path.chars, F_OK) == 0 ? model_path.chars : "");
     struct statvfs disk;
     size_t needed = 3 * m->table.total * sizeof(real);
     if (opt.save_every >= 0 && statvfs(opt.out, &disk) == 0 && (double)disk.f_bavail * disk.f_frsize < needed)

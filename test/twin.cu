@@ -22,12 +22,12 @@
 static const int BF16 = sizeof(floatX) == 2;
 static const double LAYER_BOUND  = BF16 ? 5e-3 : 1e-5;      // one layer, from the same inputs           measured in bf16: 2e-3
 static const double HEAD_BOUND   = BF16 ? 2e-2 : 1e-5;      // the head: logits of size 15 are rounded by 0.03      7e-3
-static const double LOSS_BOUND   = BF16 ? 2e-3 : 1e-5;      // the whole model                                      7e-4
+static const double LOSS_BOUND   = BF16 ? 4e-3 : 1e-5;      // the whole model                                      2e-3
 static const double LOGIT_BOUND  = BF16 ? 4e-2 : 1e-4;      //                                                      2e-2
-static const double ALL_BOUND    = BF16 ? 6e-2 : 1e-5;      // all gradients together                               1e-2, once 4e-2
+static const double ALL_BOUND    = BF16 ? 2e-2 : 1e-5;      // all gradients together                               7e-3
 static const double GRAD_BOUND   = BF16 ? 2e-1 : 1e-4;      // each tensor's gradient                               7e-2
 static const double PARAM_BOUND  = BF16 ? 6e-3 : 1e-4;      // after 5 AdamW steps, relative to the parameters      2e-3
-static const double UPDATE_BOUND = BF16 ? 8e-1 : 1e-3;      // the same, relative to how far those steps moved them 2e-1, once 6e-1
+static const double UPDATE_BOUND = BF16 ? 8e-1 : 3e-3;      // the same, relative to how far those steps moved them 6e-1
                                                             // (where a gradient is near 0, its sign makes a full step)
 static uint64_t rng = 1, hash = 0xcbf29ce484222325;
 
@@ -574,7 +574,7 @@ static double compare_tensors(Ref* r, const Model* m, int kind, const float* got
     return top;
 }
 // Where a query sees one key only, its gradient is zero but for rounding, and AdamW makes a full step of it: of numbers whose
-// largest gradient in the .c of all steps (peak) is that small against their tensor's, `got` and `before` are set to what it has.
+// largest gradient of all steps (peak) is that small against their tensor's, `got` and `before` are set to what the .c has.
 static void forget_noise(Ref* r, const Model* m, const float* peak, float* got, float* before) {
     for (int i = 0; i < ref_tensors(r); i++) {
         size_t n;
@@ -584,7 +584,7 @@ static void forget_noise(Ref* r, const Model* m, const float* peak, float* got, 
         for (size_t k = 0; k < n; k++) top = fmax(top, peak[t->offset + k]);
         for (size_t k = 0; k < n; k++) {
             double g = peak[t->offset + k];
-            if (g < (BF16 ? 1e-2 : 1e-3) * top) got[t->offset + k] = before[t->offset + k] = want[k];
+            if (g > 0 && g < (BF16 ? 1e-2 : 1e-4) * top) got[t->offset + k] = before[t->offset + k] = want[k];
         }
     }
 }
@@ -696,11 +696,13 @@ static void check_model(const char* name, Config c, int B, int T) {
             model_backward(&m);
             ref_backward(r);
         }
-        for (int i = 0; i < m.table.count; i++) {
-            const Tensor* t = &m.table.tensors[i];
-            const float* g = ref_tensor(r, REF_GRAD, t->name, &n);
-            for (size_t j = 0; j < n; j++) peak[t->offset + j] = fmaxf(peak[t->offset + j], fabsf(g[j]));
+        float* g = k > 0 ? read_all(m.grad_memory, m.table.total) : grads;
+        for (int i = 0; i < ref_tensors(r); i++) {
+            const float* want = ref_tensor(r, REF_GRAD, ref_tensor_name(r, i), &n);
+            size_t at = find_tensor(&m, ref_tensor_name(r, i))->offset;
+            for (size_t j = 0; j < n; j++) peak[at + j] = fmaxf(peak[at + j], fmaxf(fabsf(g[at + j]), fabsf(want[j])));
         }
+        if (k > 0) free(g);
         double norm = model_update(&m, 0.001, 0.1, 1), ref_norm = ref_update(r, 0.001, 0.1, 1);
         if (!(fabs(norm - ref_norm) <= GRAD_BOUND * slack * ref_norm)) check(0, "%s: step %d, gradient norm %g instead of %g", title, k + 1, norm, ref_norm);
     }
@@ -720,14 +722,15 @@ static void check_model(const char* name, Config c, int B, int T) {
     device_write(m.param_memory, params, m.table.total * sizeof(float));
     model_refresh(&m);
     model_reset(&m.step, NULL);
-    double apart = 0, size = 0;         // of all steps together: three logits of one token may happen to be near 0
+    double apart = 0, size = 0;
     for (int t = 0; t < T && t < 5; t++) {
         const float *a = model_step(&m, tokens[t]), *b = ref_step(r, tokens[t]);
         apart += pow(distance_of(a, b, V), 2);
         size += pow(norm_of(b, V), 2);
         add_to_hash(a, V * sizeof(float));
     }
-    double e_step = ratio(sqrt(apart), sqrt(size)), e_step_state = compare_states(r, &m, 1);
+    double e_step = ratio(sqrt(apart), sqrt(size));
+    double e_step_state = compare_states(r, &m, 1);
     check(e_step <= LOGIT_BOUND * slack && e_step_state <= LOGIT_BOUND * slack, "%s: one-token steps %.1e, their state %.1e", title, e_step, e_step_state);
     free(tokens); free(targets); free(logits); free(ref); free(params); free(grads); free(before); free(peak);
     model_free(&m);
@@ -884,7 +887,7 @@ int main(int argc, char** argv) {
         if (quick && i % 4 != 0) continue;
         for (int k = i % 5; k < cases; k += 5) {
             name = ref_case(k, &c);
-            ref_config_at(&c, s[3], s[2]);
+            ref_config_at(&c, BF16 && s[3] < 8 ? 8 : s[3], s[2]);       // (over two logits, roundings do not average)
             check_model(name, c, s[0], s[1]);
         }
     }

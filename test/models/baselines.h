@@ -14,7 +14,7 @@
 
 // By how much a whole model in bf16 may be farther from the .c than twin.cu's bounds. Mamba-2 divides products of five activations by
 // their norm: rounding its parameters alone to bf16 moves these small models' gradients by 1 to 5%.
-static double bf16_slack(const Config* c) { return c->model == MAMBA2 ? 2 : 1; }
+static double bf16_slack(const Config* c) { return c->model == MAMBA2 ? 3 : 1; }
 
 #ifndef __cplusplus     // twin.cu asks twin_ref.c for the rest: C++ has no such lists
 

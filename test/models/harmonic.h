@@ -71,8 +71,8 @@ static int carries(const Config* c) { return c->stateful; }
 #define HAS_LAYERNORM
 #define HAS_SCAN
 
-// By how much a whole model in bf16 may be farther from the .c than twin.cu's bounds.
-static double bf16_slack(const Config* c) { (void)c; return 1; }
+// By how much a whole model in bf16 may be farther from the .c than twin.cu's bounds: norms over three channels average nothing.
+static double bf16_slack(const Config* c) { return c->channels < 4 ? 3 : 1; }
 
 // What learn.c demands. The first row is a text, bound in bits per byte; the others are tasks, bound on the accuracy,
 // where chance is 1/4. Four seeds reached 1.60 to 1.72 bits; 1.00; .97 to .98; .87 to .91; .63 to .83: a state of averages
