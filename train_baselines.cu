@@ -1683,7 +1683,6 @@ __global__ void selective_scan_forward_apply_kernel(floatX* y, const float* star
         int len = end - t0 < STEPS ? (int)(end - t0) : STEPS, there = row < len && mine < q.E;
         size_t at = (b * q.T + t0 + row) * q.E + mine;
         float step = there ? softplus((float)dt[at] + b_dt[mine]) : 0, input = there ? (float)x[at] : 0;
-        __syncthreads();                        // the last tile is done with
         delta[row][column] = step;
         in[row][column] = step * input;
         sum[row][column] = there ? d[mine] * input : 0;
