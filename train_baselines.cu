@@ -4153,7 +4153,7 @@ int main(int argc, char** argv) {
     if ((opt.eval || opt.generate) && !source[0]) die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
     if (source[0]) {
         safetensors_read(&file, source);
-        options_adopt(&file, MODEL_NAME, opt.resume[0] != 0);
+        options_adopt(&file, MODEL_NAME, opt.resume[0] ? ADOPT_RUN : opt.eval ? ADOPT_SHAPE : ADOPT_MODEL);
         Option* out = option_find("out");
         const char* slash = strrchr(opt.resume, '/');
         if (opt.resume[0] && out->set == 0) { opt.out = strdup(slash ? opt.resume : "."); if (slash) ((char*)opt.out)[slash - opt.resume] = '\0'; }
