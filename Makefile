@@ -92,7 +92,7 @@ run: found build/dev/prepare $(PROG)
 	@rm -rf build/run
 	@$(PROG) --preset $(RUN)-tiny --train data/self/train.bin --val data/self/val.bin --tokenizer bytes --val-batches 0 --out build/run
 	@echo; echo "--- 500 bytes from the trained model, after 'static void ':"; echo
-	@$(PROG) --init build/run/model.safetensors --generate --prompt "static void " --sample-len 500 --temperature 0.6
+	@$(PROG) --init build/run/model.safetensors --generate --prompt "static void " --sample-len 500 --temperature 0.7
 	@echo
 	@echo "what next:  read train_$(RUN).c from the top; $(PROG) --help; make test;"
 	@echo "            more text: $(PROG) --init build/run/model.safetensors --generate --prompt 'for (int ' --sample-len 1000"
