@@ -3,6 +3,7 @@
 // The layers that layers.c and twin.cu should check.
 #define HAS_LAYERNORM
 #define HAS_RMSNORM
+#define HAS_SILU
 #define HAS_GELU
 #define HAS_SWIGLU
 #define HAS_POSITIONS
@@ -144,4 +145,68 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
     {"copy",   12, 500, 3e-3, 0.9, LEARN_HYENA(8, 32)},
     {"recall", 12, 500, 3e-3, 0.9, LEARN_HYENA(8, 32)},
 };
+
+// The layers that one training step runs, and how often, for bench.c.
+#define BENCH_PARTS(c, B, T) do { \
+        size_t C = (c)->channels, V = (c)->vocab, F = (c)->ff, R = (B) * (T), N = (c)->d_state, E = (c)->expand * C, rank = (C + 15) / 16, W; \
+        int layers = (c)->layers, norms = layers * ((c)->mlp == NO_MLP ? 1 : 2) + !(c)->post_norm; \
+        if ((c)->model == TRANSFORMER) { \
+            W = C + 2 * C / (c)->heads * (c)->kv_heads; \
+            bench_linear(R, C, W, layers); \
+            bench_linear(R, C, C, layers); \
+            bench_attention(c, B, T, layers); \
+        } \
+        if ((c)->model == MAMBA) { \
+            bench_linear(R, C, E, 2 * layers); \
+            bench_linear(R, E, C, layers); \
+            bench_linear(R, E, rank, layers); \
+            bench_linear(R, E, 2 * N, layers); \
+            bench_linear(R, rank, E, layers); \
+            bench_short_conv(B, T, E, (c)->conv, layers); \
+            bench_silu(R, E, 2 * layers, layers);           /* forwards: once more in the backward, like swiglu's */ \
+            bench_selective_scan(mamba_chunk(c, T), B, T, E, N, layers); \
+            bench_swiglu(R, E, 2 * layers, layers); \
+        } \
+        if ((c)->model == MAMBA2) { \
+            W = E + 2 * N; \
+            bench_linear(R, C, E, layers); \
+            bench_linear(R, C, W, layers); \
+            bench_linear(R, C, mamba2_heads(c), layers); \
+            bench_linear(R, E, C, layers); \
+            bench_short_conv(B, T, W, (c)->conv, layers); \
+            bench_silu(R, W, 2 * layers, layers); \
+            bench_ssd(mamba2_chunk(c, T), B, T, mamba2_heads(c), (c)->head_dim, N, layers); \
+            bench_swiglu(R, E, 2 * layers, layers); \
+            bench_rmsnorm(R, E, layers); \
+        } \
+        if ((c)->model == HYENA) { \
+            bench_linear(R, C, 3 * C, layers); \
+            bench_linear(R, C, C, layers); \
+            bench_sum_rows(R, 3 * C, layers); \
+            bench_sum_rows(R, C, layers); \
+            bench_short_conv(B, T, 3 * C, HYENA_CONV, layers); \
+            bench_long_conv(B, T, C, layers); \
+        } \
+        if ((c)->mlp != NO_MLP) { \
+            bench_linear(R, C, F, (c)->mlp == SWIGLU ? 2 * layers : layers); \
+            bench_linear(R, F, C, layers); \
+        } \
+        if ((c)->mlp == SWIGLU) bench_swiglu(R, F, 2 * layers, layers); \
+        if ((c)->mlp == GELU) { \
+            bench_gelu(R, F, 2 * layers, layers); \
+            bench_sum_rows(R, F, layers); \
+            bench_sum_rows(R, C, layers); \
+        } \
+        if ((c)->norm == RMS) bench_rmsnorm(R, C, norms); \
+        else bench_layernorm(R, C, 1, norms); \
+        bench_linear(HEAD_ROWS, C, V, -1);                  /* inside the head */ \
+        bench_embedding(R, V, C, 1); \
+        bench_head(R, C, V, 1); \
+    } while (0)
+
+// A step's time may be what its layers' bounds allow at 40% of FMA peak where that binds, 50% of copying where copying does.
+#define BENCH_TARGETS(seconds, of_peak) do { \
+        (void)(of_peak); \
+        target((bound_sum[0] / 0.4 + bound_sum[1] / 0.5) / (seconds), 1, "the step, of what 40% of FMA peak or 50% of copy bandwidth, whichever binds a layer, would take"); \
+    } while (0)
 #endif

@@ -86,7 +86,8 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
 };
 
 // The layers that one training step runs, and how often, for bench.c. Biases' gradients come with the linear layers.
-#define BENCH_PARTS(B, T, C, V) do { \
+#define BENCH_PARTS(c, B, T) do { \
+        size_t C = (c)->channels, V = (c)->vocab; \
         bench_linear(B * T, C, 2 * C, 10);      /* wa1, wb1: level 1 once, levels 2 and 3 in two halves */ \
         bench_linear(B * T, 2 * C, C, 6);       /* wa2, wb2 */ \
         bench_linear(B * T, C, C, 2);           /* p1, p2 */ \
@@ -100,6 +101,7 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
         bench_embedding(B * T, V, C, 1); \
         bench_head(B * T, C, V, 1); \
     } while (0)
+#define BENCH_TARGETS(seconds, of_peak) target(of_peak, 0.45, "the step, of FMA peak")
 
 #ifdef MODEL_H        // for C only
 // The model once more, from the equations of the paper alone: one token after another, one number after another, in
