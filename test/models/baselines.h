@@ -145,3 +145,7 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
     {"recall", 12, 500, 3e-3, 0.9, LEARN_HYENA(8, 32)},
 };
 #endif
+
+#ifdef MODEL_H        // for C only
+#include "baselines_reference.h"
+#endif
