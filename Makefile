@@ -131,8 +131,8 @@ build/test/fuzz: test/fuzz.c $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(SAN) $< -o $@ -lm
 
-MODEL_TESTS  := gradcheck layers matmul matmul_double numbers threads decode leak learn
-OWN_TESTS     = $(if $(filter harmonic,$(1)),reference) $(if $(filter baselines,$(1)),attention ssm_layers)
+MODEL_TESTS  := gradcheck layers reference matmul matmul_double numbers threads decode leak learn
+OWN_TESTS     = $(if $(filter baselines,$(1)),attention ssm_layers)
 TEST_BUILDS  := build/dev/prepare build/test/test_tokenizer build/test/test_dataloader build/test/dump_check \
                 $(foreach m,$(MODEL),build/cpu/train_$(m) $(foreach t,$(MODEL_TESTS) $(call OWN_TESTS,$(m)),build/test/$(t)_$(m)))
 HAVE_CXX     := $(shell command -v $(CXX) 2>/dev/null)

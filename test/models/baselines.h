@@ -210,3 +210,7 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
         target((bound_sum[0] / 0.4 + bound_sum[1] / 0.5) / (seconds), 1, "the step, of what 40% of FMA peak or 50% of copy bandwidth, whichever binds a layer, would take"); \
     } while (0)
 #endif
+
+#ifdef MODEL_H        // for C only
+#include "baselines_reference.h"
+#endif
