@@ -885,13 +885,12 @@ static void short_conv_forward(real* out, const real* x, const real* w, const re
         real tap[MAX_CONV][BLOCK];
         for (size_t k = 0; k < K; k++) for (size_t c = 0; c < n; c++) tap[k][c] = w[(c0 + c) * K + k];
         for (size_t t = 0; t < T; t++) {
-            real sum[BLOCK];
-            memcpy(sum, bias + c0, n * sizeof(real));
-            for (size_t k = 0; k < K; k++) {
+            real* to = out + (b * T + t) * C + c0;
+            for (size_t c = 0; c < n; c++) to[c] = bias[c0 + c] + tap[K - 1][c] * xb[t * C + c];
+            for (size_t k = K - 1; k-- > 0;) {
                 const real* row = t + k >= K - 1 ? xb + (t + k - (K - 1)) * C : before ? before + (t + k) * C : NULL;
-                if (row) for (size_t c = 0; c < n; c++) sum[c] += tap[k][c] * row[c];
+                if (row) for (size_t c = 0; c < n; c++) to[c] += tap[k][c] * row[c];
             }
-            memcpy(out + (b * T + t) * C + c0, sum, n * sizeof(real));
         }
         if (before) for (size_t k = 0; k < K - 1; k++)      // row k is time T-(K-1)+k: oldest first, so nothing is lost
             memmove(before + k * C, T + k >= K - 1 ? xb + (T + k - (K - 1)) * C : before + (T + k) * C, n * sizeof(real));
@@ -910,12 +909,12 @@ static void short_conv_backward(real* dx, real* dw, real* dbias, const real* dou
         for (size_t b = 0; b < B; b++)
             for (size_t s = 0; s < T; s++) {
                 const real *xs = x + (b * T + s) * C + c0, *d = dout + (b * T + s) * C + c0;
-                real sum[BLOCK] = {0};
-                for (size_t k = K; k-- > 0 && s + (K - 1) - k < T;) {
+                real* to = dx + (b * T + s) * C + c0;
+                for (size_t c = 0; c < n; c++) { to[c] = tap[K - 1][c] * d[c]; dtap[K - 1][c] += d[c] * xs[c]; }
+                for (size_t k = K - 1; k-- > 0 && s + (K - 1) - k < T;) {
                     const real* row = d + (K - 1 - k) * C;
-                    for (size_t c = 0; c < n; c++) { sum[c] += tap[k][c] * row[c]; dtap[k][c] += row[c] * xs[c]; }
+                    for (size_t c = 0; c < n; c++) { to[c] += tap[k][c] * row[c]; dtap[k][c] += row[c] * xs[c]; }
                 }
-                memcpy(dx + (b * T + s) * C + c0, sum, n * sizeof(real));
             }
         for (size_t k = 0; k < K; k++) for (size_t c = 0; c < n; c++) dw[(c0 + c) * K + k] += dtap[k][c];
     }
@@ -926,6 +925,7 @@ static void short_conv_backward(real* dx, real* dw, real* dbias, const real* dou
 // the token
 
 enum { LANES = 32, MAX_STATE = 256 };       // channels that a thread takes at a time; the largest N
+typedef real lanes[LANES];
 
 // Number of chunks of L tokens in T; the last may be shorter.
 static size_t num_chunks(size_t T, size_t L) { return (T + L - 1) / L; }
@@ -971,7 +971,7 @@ static void selective_scan_forward(real* y, real* starts, const real* x, const r
                     sum[c] += Ck * now;
                 }
             }
-            memcpy(y + at, sum, n * sizeof(real));
+            for (size_t c = 0; c < n; c++) y[at + c] = sum[c];
         }
         if (state) for (size_t k = 0; k < N; k++) memcpy(state + (b * N + k) * E + c0, h + k * LANES, n * sizeof(real));
     }
@@ -994,80 +994,72 @@ static size_t scan_work(size_t L, size_t B, size_t E, size_t N) {
 static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log, real* db_dt, real* dd, const real* dy, const real* x,
                                     const real* dt, const real* bc, const real* starts, const real* a_log, const real* b_dt, const real* d,
                                     real* work, size_t L, size_t B, size_t T, size_t E, size_t N) {
-    size_t chunks = num_chunks(T, L), blocks = num_chunks(E, LANES), wide = N * LANES;
+    size_t chunks = num_chunks(T, L), blocks = num_chunks(E, LANES);
     real *carries = work, *dA = carries + B * N * E, *dD = dA + B * N * E, *shares = dD + B * E;
     memset(work, 0, B * (2 * N + 1) * E * sizeof(real));    // a_{t+1} g_{t+1}, dA (B,N,E), dD (B,E); shares (B,blocks,L,2N)
     #pragma omp parallel
     {
-        real* h = (real*)allocate((2 * L + 1) * wide * sizeof(real), "the states of a chunk");      // h_{-1}, h_0, ..., h_{L-1}
-        real* a = h + (L + 1) * wide;                                                              // a_0, ..., a_{L-1}
+        lanes* h = (lanes*)allocate((7 * L + 1) * sizeof(lanes), "the states of a chunk");      // h_{-1}, h_0, ..., h_{L-1}
+        lanes *a = h + L + 1, *delta = a + L, *xs = delta + L, *dys = xs + L, *gB = dys + L, *ddelta = gB + L;     // (L) each
         for (size_t chunk = chunks; chunk-- > 0;) {
             size_t t0 = chunk * L, len = smin(L, T - t0);
             #pragma omp for collapse(2)
             for (size_t b = 0; b < B; b++)
             for (size_t block = 0; block < blocks; block++) {
-                size_t c0 = block * LANES, n = smin(LANES, E - c0);
-                real A[MAX_STATE * LANES], carry[MAX_STATE * LANES], dAs[MAX_STATE * LANES], dDs[LANES] = {0};
+                size_t c0 = block * LANES, n = smin(LANES, E - c0), row = b * T + t0;
+                real* share = shares + (b * blocks + block) * L * 2 * N;
+                real A[MAX_STATE * LANES];
                 scan_decays(A, a_log, c0, n, N);
-                memset(h, 0, wide * sizeof(real));
-                memset(carry, 0, wide * sizeof(real));
-                memset(dAs, 0, wide * sizeof(real));
-                for (size_t k = 0; k < N; k++) {
-                    memcpy(h + k * LANES, starts + ((b * chunks + chunk) * N + k) * E + c0, n * sizeof(real));
-                    memcpy(carry + k * LANES, carries + (b * N + k) * E + c0, n * sizeof(real));
-                }
-                for (size_t t = 0; t < len; t++) {          // the states again
-                    size_t row = b * T + t0 + t, at = row * E + c0;
-                    real delta[LANES] = {0}, in[LANES] = {0};
+                memset(h, 0, (7 * L + 1) * sizeof(lanes));
+                for (size_t t = 0; t < len; t++) {
+                    #pragma omp simd
                     for (size_t c = 0; c < n; c++) {
-                        delta[c] = softplus(dt[at + c] + b_dt[c0 + c]);
-                        in[c] = delta[c] * x[at + c];
+                        size_t at = (row + t) * E + c0 + c;
+                        delta[t][c] = softplus(dt[at] + b_dt[c0 + c]);
+                        xs[t][c] = x[at];
+                        dys[t][c] = dy[at];
                     }
-                    for (size_t k = 0; k < N; k++) {
-                        const real* before = h + t * wide + k * LANES;
-                        real *now = h + (t + 1) * wide + k * LANES, *decay = a + t * wide + k * LANES, Bk = bc[row * 2 * N + k];
+                }
+                for (size_t k = 0; k < N; k++) {            // one state number of these channels after the other
+                    const real *Ak = A + k * LANES, *Bs = bc + row * 2 * N + k, *Cs = Bs + N;     // of token t: Bs[2 N t]
+                    real *start = carries + (b * N + k) * E + c0, carry[LANES] = {0}, dAk[LANES] = {0};
+                    memcpy(h[0], starts + ((b * chunks + chunk) * N + k) * E + c0, n * sizeof(real));
+                    memcpy(carry, start, n * sizeof(real));
+                    for (size_t t = 0; t < len; t++) {      // the states again
+                        real Bk = Bs[2 * N * t];
                         #pragma omp simd
                         for (size_t c = 0; c < LANES; c++) {
-                            decay[c] = decay_exp(delta[c] * A[k * LANES + c]);
-                            now[c] = decay[c] * before[c] + Bk * in[c];
+                            a[t][c] = decay_exp(delta[t][c] * Ak[c]);
+                            h[t + 1][c] = a[t][c] * h[t][c] + Bk * (delta[t][c] * xs[t][c]);
                         }
                     }
-                }
-                for (size_t t = len; t-- > 0;) {
-                    size_t row = b * T + t0 + t, at = row * E + c0;
-                    real* share = shares + ((b * blocks + block) * L + t) * 2 * N;
-                    real delta[LANES] = {0}, xt[LANES] = {0}, dyt[LANES] = {0}, gB[LANES] = {0}, ddelta[LANES] = {0};
-                    for (size_t c = 0; c < n; c++) {
-                        delta[c] = softplus(dt[at + c] + b_dt[c0 + c]);
-                        xt[c] = x[at + c];
-                        dyt[c] = dy[at + c];
-                    }
-                    for (size_t k = 0; k < N; k++) {
-                        const real *before = h + t * wide + k * LANES, *now = before + wide, *decay = a + t * wide + k * LANES;
-                        real Bk = bc[row * 2 * N + k], Ck = bc[row * 2 * N + N + k], dB = 0, dC = 0;
+                    for (size_t t = len; t-- > 0;) {
+                        real Bk = Bs[2 * N * t], Ck = Cs[2 * N * t], dB = 0, dC = 0;
+                        #pragma omp simd reduction(+ : dB, dC)
                         for (size_t c = 0; c < LANES; c++) {
-                            real g = Ck * dyt[c] + carry[k * LANES + c], q = decay[c] * before[c];
-                            dC += dyt[c] * now[c];
-                            dB += g * delta[c] * xt[c];
-                            gB[c] += g * Bk;
-                            ddelta[c] += g * (Bk * xt[c] + A[k * LANES + c] * q);
-                            dAs[k * LANES + c] += g * delta[c] * q;
-                            carry[k * LANES + c] = decay[c] * g;
+                            real g = Ck * dys[t][c] + carry[c], q = a[t][c] * h[t][c];
+                            dC += dys[t][c] * h[t + 1][c];
+                            dB += g * delta[t][c] * xs[t][c];
+                            gB[t][c] += g * Bk;
+                            ddelta[t][c] += g * (Bk * xs[t][c] + Ak[c] * q);
+                            dAk[c] += g * delta[t][c] * q;
+                            carry[c] = a[t][c] * g;
                         }
-                        share[k] = dB;
-                        share[N + k] = dC;
+                        share[t * 2 * N + k] = dB;
+                        share[t * 2 * N + N + k] = dC;
                     }
+                    memcpy(start, carry, n * sizeof(real));
+                    for (size_t c = 0; c < n; c++) dA[(b * N + k) * E + c0 + c] += dAk[c];
+                }
+                for (size_t t = 0; t < len; t++) {
+                    #pragma omp simd
                     for (size_t c = 0; c < n; c++) {
-                        dx[at + c] = d[c0 + c] * dyt[c] + delta[c] * gB[c];
-                        ddt[at + c] = ddelta[c] * sigmoid(dt[at + c] + b_dt[c0 + c]);
-                        dDs[c] += xt[c] * dyt[c];
+                        size_t at = (row + t) * E + c0 + c;
+                        dx[at] = d[c0 + c] * dys[t][c] + delta[t][c] * gB[t][c];
+                        ddt[at] = ddelta[t][c] * sigmoid(dt[at] + b_dt[c0 + c]);
+                        dD[b * E + c0 + c] += xs[t][c] * dys[t][c];
                     }
                 }
-                for (size_t k = 0; k < N; k++) {
-                    memcpy(carries + (b * N + k) * E + c0, carry + k * LANES, n * sizeof(real));
-                    for (size_t c = 0; c < n; c++) dA[(b * N + k) * E + c0 + c] += dAs[k * LANES + c];
-                }
-                for (size_t c = 0; c < n; c++) dD[b * E + c0 + c] += dDs[c];
             }
             #pragma omp for collapse(2)
             for (size_t b = 0; b < B; b++)

@@ -118,7 +118,7 @@ static void check_long(const char* name, Config c) {
         model_reset(&m.step, NULL);
         for (int t = 0; t < T; t++) {
             double error = largest_error(model_step(&m, tokens[t]), logits + (size_t)t * c.vocab, c.vocab);
-            if (!(error <= worst)) worst = error;
+            worst = worse(worst, error);
         }
         check(worst <= (sizeof(real) == 8 ? 1e-12 : 1e-4), "%s: %d steps%s: error %.0e", name, T, round ? ", once more" : "", worst);
     }

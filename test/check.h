@@ -22,6 +22,10 @@ static int check(int ok, const char* fmt, ...) {
     return ok;
 }
 
+// The larger of two errors, and NaN where one of them is: fmax would drop it, and so would a comparison at the next number.
+__attribute__((unused))
+static double worse(double a, double b) { return isnan(a) || isnan(b) ? NAN : a > b ? a : b; }
+
 // An error against its bound. Written so that NaN fails.
 __attribute__((unused))
 static int check_error(const char* name, double error, double bound) {

@@ -11,7 +11,7 @@ static double step_through(Model* m, const int* tokens, int T, const real* logit
     int V = m->config.vocab;
     for (int t = 0; t < T; t++) {
         double error = largest_error(model_step(m, tokens[t]), logits + (size_t)t * V, V);
-        if (!(error <= worst)) worst = error;
+        worst = worse(worst, error);
     }
     return worst;
 }
@@ -83,7 +83,7 @@ static void check_carried(const Case* c, uint64_t seed) {
     for (int k = 0; k < 2; k++) {
         model_forward(&half, part[k], targets, 0);
         model_logits(&half, 0, B * H, got);
-        for (int b = 0; b < B; b++) worst = fmax(worst, largest_error(got + b * n, want + (2 * b + k) * n, n));
+        for (int b = 0; b < B; b++) worst = worse(worst, largest_error(got + b * n, want + (2 * b + k) * n, n));
     }
     check(worst <= BOUND && isfinite(norm_of(got, B * n)), "%s: two halves with the state carried against the whole: error %.0e", c->name, worst);
 

@@ -28,7 +28,7 @@ static void try_size(size_t M, size_t N, size_t K, int kind, int add, size_t pad
             double sum = j < N && !add ? 0 : before[i * ci + j];
             if (j < N) for (size_t k = 0; k < K; k++) sum += (double)A[i * ai + k * ak] * B[k * bk + j * bj];
             double error = fabs(C[i * ci + j] - sum) / sqrt((double)K);       // the sum's own size
-            if (!(error <= worst)) worst = error;
+            worst = worse(worst, error);
             if (j >= N && C[i * ci + j] != before[i * ci + j]) worst = NAN;
         }
     sizes++;

@@ -45,7 +45,7 @@ static double largest_error(const real* a, const real* b, size_t n) {
     double worst = 0;
     for (size_t i = 0; i < n; i++) {
         double d = fabs((double)a[i] - b[i]);
-        if (!(d <= worst)) worst = d;
+        worst = worse(worst, d);
     }
     return worst / (norm_of(b, n) / sqrt((double)n));
 }

@@ -16,7 +16,7 @@ static double worst_error(double (*truth)(double), double low, double high, int 
     for (int i = 0; i < POINTS; i++) values[i] = which == 0 ? fast_exp(points[i]) : which == 1 ? sigmoid(points[i]) : fast_tanh(points[i]);
     for (int i = 0; i < POINTS; i++) {
         double want = truth(points[i]), error = fabs(values[i] - want) / (relative ? want : 1);
-        if (!(error <= worst)) worst = error;
+        worst = worse(worst, error);
     }
     return worst;
 }
@@ -132,7 +132,7 @@ static void check_extreme_gates(void) {
         real gate = i - 4, input = 0.5f, state, zero = 0;
         scan_forward(&state, &gate, &input, &zero, 0.992, 0.999, 1, 1, 1);
         double A = 0.992 + 0.007 / (1 + exp(-(double)gate));
-        worst = fmax(worst, fabs(state / ((1 - A) * tanh(0.5)) - 1));
+        worst = worse(worst, fabs(state / ((1 - A) * tanh(0.5)) - 1));
     }
     check_error("scan: the first state in the band (0.992, 0.999), relative", worst, 2e-6);
 }
@@ -234,7 +234,7 @@ static void check_adamw(const Case* c) {
                 av[i] = 0.95 * av[i] + 0.05 * g * g;
                 p[i] -= lr * (am[i] / (1 - pow(0.9, step)) / (sqrt(av[i] / (1 - pow(0.95, step))) + 1e-8) + (t->decay ? decay * before : 0));
                 double error = fabs(m.param_memory[i] - p[i]) / lr;
-                if (!(error <= worst)) worst = error;
+                worst = worse(worst, error);
                 moved = fmax(moved, fabs(p[i] - before));
             }
         }
@@ -267,8 +267,15 @@ static void check_sampling(void) {
     }
 }
 
+// A NaN in the middle of what is compared must reach the check.
+static void check_comparison(void) {
+    const real right[3] = {1, 2, 3}, wrong[3] = {1, NAN, 3};
+    check(largest_error(right, right, 3) == 0 && isnan(largest_error(wrong, right, 3)) && isnan(worse(worse(0, NAN), 1)), "a NaN among right numbers is an error");
+}
+
 int main(void) {
     flush_denormals();
+    check_comparison();
     check_functions();
     check_denormals();
     set_threads(1);             // models this small only lose by a second one

@@ -23,7 +23,7 @@ int main(void) {
             double sum = 0;
             for (int v = 0; v < V; v++) {
                 double error = fabs(got[r * V + v] - want[r * V + v]);
-                if (!(error <= worst) && !isnan(worst)) worst = error;     // a NaN stays
+                worst = worse(worst, error);
                 sum += exp(want[r * V + v]);
             }
             if (targets[r] >= 0) want_loss += (log(sum) - want[r * V + targets[r]]) / (B * T - 1);
