@@ -163,9 +163,11 @@ static inline real fast_tanh(real x) { return 1 - 2 / (1 + fast_exp(2 * x)); }
 // dY W (dX) and dYᵀ X (dW), and a part of a matrix is a pointer and the whole matrix's stride.
 //
 // A CPU core can do two 16-wide multiply-adds a cycle but load only two vectors, so numbers must be used many times
-// once loaded. Blocks of B (KC x NC) and of A (MR x KC) are copied ("packed") into the order in which they are read,
-// zero-padded at the edges, and `tile` keeps an MR x NR corner of C in registers for all k of the block: MR + 2 loads
-// serve 2 MR multiply-adds. An element of C is summed by one thread in the order of k, whatever the number of threads.
+// once loaded. A block of B (KC x NC) is copied ("packed") into panels of NR columns, in the order in which they are read
+// and zero-padded at the edge, and `matmul_tile` keeps an MR x NR corner of C in registers for all k of the block: MR + 2
+// loads serve 2 MR multiply-adds. A is read where it stands if its rows are contiguous; else MR rows at a time are packed.
+// An element of C is summed by one thread in the order of k, whatever the number of threads. Threads that already share
+// out work among themselves may call it too: each then has a block of its own, and computes alone.
 #ifdef __AVX512F__
 enum { VECTOR_BYTES = 64, MR = 8 };     // 2 x 8 of 32 registers hold C
 #else
@@ -174,17 +176,23 @@ enum { VECTOR_BYTES = 32, MR = 6 };     // 2 x 6 of 16
 enum { NR = 2 * VECTOR_BYTES / sizeof(real), KC = 256, NC = 1024 };
 typedef real vector __attribute__((vector_size(VECTOR_BYTES)));
 
-// out(MR,NR) = sum_k a(k,MR)ᵀ b(k,NR)
-static inline void matmul_tile(real* out, const real* a, const real* b, int K) {
+// out(h,NR) = sum_k a(i,k) b(k,NR), or += with add; a(i,k) = a[i*ai + k*ak], h <= MR, out and b aligned.
+static inline void matmul_tile(real* out, const real* a, size_t ai, size_t ak, size_t h, const real* b, size_t K, int add) {
     vector sum[MR][2] = {{{0}}};
-    for (int k = 0; k < K; k++) {
-        const vector* row = (const vector*)(b + k * NR);
+    const real* row[MR];
+    for (size_t i = 0; i < MR; i++) row[i] = a + smin(i, h - 1) * ai;      // past the end: the last row again
+    for (size_t k = 0; k < K; k++) {
+        const vector* line = (const vector*)(b + k * NR);
         for (int i = 0; i < MR; i++) {
-            sum[i][0] += a[k * MR + i] * row[0];
-            sum[i][1] += a[k * MR + i] * row[1];
+            sum[i][0] += row[i][k * ak] * line[0];
+            sum[i][1] += row[i][k * ak] * line[1];
         }
     }
-    memcpy(out, sum, sizeof sum);
+    for (size_t i = 0; i < h; i++) {
+        vector* o = (vector*)(out + i * NR);
+        o[0] = add ? o[0] + sum[i][0] : sum[i][0];
+        o[1] = add ? o[1] + sum[i][1] : sum[i][1];
+    }
 }
 
 static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, size_t K,
@@ -198,8 +206,9 @@ static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, si
         }
         return;
     }
-    static real* packed = NULL;                 // (NC/NR panels, KC, NR)
-    if (!packed) packed = (real*)allocate(sizeof(real) * KC * NC, "the packed block of a matmul");
+    static _Thread_local real* own = NULL;      // (NC/NR panels, KC, NR)
+    if (!own) own = (real*)allocate(sizeof(real) * KC * NC, "the packed block of a matmul");
+    real* packed = own;                         // of the thread that called
     for (size_t j0 = 0; j0 < N; j0 += NC)
     for (size_t k0 = 0; k0 < K; k0 += KC) {
         size_t n = smin(NC, N - j0), kc = smin(KC, K - k0);
@@ -218,10 +227,10 @@ static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, si
             for (size_t i = 0; i < M; i += MR) {
                 const real* s = A + i * ai + k0 * ak;
                 size_t h = smin(MR, M - i);
-                if (ai == 1) for (size_t k = 0; k < kc; k++) for (size_t q = 0; q < MR; q++) a[k * MR + q] = q < h ? s[q + k * ak] : 0;
-                else         for (size_t q = 0; q < MR; q++) for (size_t k = 0; k < kc; k++) a[k * MR + q] = q < h ? s[q * ai + k * ak] : 0;
+                if (ak != 1) for (size_t k = 0; k < kc; k++) for (size_t q = 0; q < MR; q++) a[k * MR + q] = q < h ? s[q * ai + k * ak] : 0;
                 for (size_t j = 0; j < n; j += NR) {
-                    matmul_tile(out, a, packed + j * kc, kc);
+                    if (ak == 1) matmul_tile(out, s, ai, 1, h, packed + j * kc, kc, 0);
+                    else         matmul_tile(out, a, 1, MR, h, packed + j * kc, kc, 0);
                     size_t w = smin(NR, n - j);
                     for (size_t q = 0; q < h; q++) {
                         real* c = C + (i + q) * ci + j0 + j;
@@ -548,24 +557,7 @@ static size_t last_query(size_t s, size_t T, size_t window, size_t block) {
 // keys) are the columns, as wide as matmul_tile's registers, and everything about them lies in such narrow panels. a is
 // read where it stands in qkv.
 static void panel_product(real* out, const real* a, size_t ai, size_t ak, const real* b, size_t M, size_t K, int more) {
-    for (size_t i0 = 0; i0 < M; i0 += MR) {
-        size_t h = smin(MR, M - i0);
-        const real* row[MR];
-        for (size_t i = 0; i < MR; i++) row[i] = a + (i0 + smin(i, h - 1)) * ai;       // past the end: the last row again
-        vector sum[MR][2] = {{{0}}};
-        for (size_t k = 0; k < K; k++) {
-            const vector* line = (const vector*)(b + k * NR);
-            for (int i = 0; i < MR; i++) {
-                sum[i][0] += row[i][k * ak] * line[0];
-                sum[i][1] += row[i][k * ak] * line[1];
-            }
-        }
-        for (size_t i = 0; i < h; i++) {
-            vector* o = (vector*)(out + (i0 + i) * NR);
-            o[0] = more ? o[0] + sum[i][0] : sum[i][0];
-            o[1] = more ? o[1] + sum[i][1] : sum[i][1];
-        }
-    }
+    for (size_t i = 0; i < M; i += MR) matmul_tile(out + i * NR, a + i * ai, ai, ak, smin(MR, M - i), b, K, more);
 }
 
 // panel (D,NR) = scale * xᵀ, x (n,D) with row stride W; columns past n are 0. And back: x = scale * panelᵀ.
@@ -815,44 +807,7 @@ static void linear_attention_backward(real* dqkv, real* state, const real* dout,
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// what the other mixers are made of: small products, a short convolution, two scans, the Fourier transform
-
-// The same product by the thread that calls it, for the many small ones inside chunks and heads, where the threads
-// already share out the chunks. Same packing, same tile, blocks small enough for the stack.
-static void small_matmul(real* C, const real* A, const real* B, size_t M, size_t N, size_t K,
-                         size_t ci, size_t ai, size_t ak, size_t bk, size_t bj, int add) {
-    enum { SIDE = 128 };
-    real a[SIDE * MR] __attribute__((aligned(64))), out[MR * NR] __attribute__((aligned(64)));
-    real packed[SIDE * SIDE] __attribute__((aligned(64)));
-    for (size_t j0 = 0; j0 < N; j0 += SIDE)
-    for (size_t k0 = 0; k0 < K; k0 += SIDE) {
-        size_t n = smin(SIDE, N - j0), kc = smin(SIDE, K - k0);
-        for (size_t j = 0; j < n; j += NR) {
-            const real* b = B + k0 * bk + (j0 + j) * bj;
-            real* p = packed + j * kc;
-            size_t w = smin(NR, n - j);
-            if (w < NR) memset(p, 0, kc * NR * sizeof(real));
-            if (bj == 1) for (size_t k = 0; k < kc; k++) for (size_t q = 0; q < w; q++) p[k * NR + q] = b[k * bk + q];
-            else         for (size_t q = 0; q < w; q++) for (size_t k = 0; k < kc; k++) p[k * NR + q] = b[k * bk + q * bj];
-        }
-        for (size_t i = 0; i < M; i += MR) {
-            const real* s = A + i * ai + k0 * ak;
-            size_t h = smin(MR, M - i);
-            if (h < MR) memset(a, 0, kc * MR * sizeof(real));
-            if (ai == 1) for (size_t k = 0; k < kc; k++) for (size_t q = 0; q < h; q++) a[k * MR + q] = s[q + k * ak];
-            else         for (size_t q = 0; q < h; q++) for (size_t k = 0; k < kc; k++) a[k * MR + q] = s[q * ai + k * ak];
-            for (size_t j = 0; j < n; j += NR) {
-                matmul_tile(out, a, packed + j * kc, kc);
-                size_t w = smin(NR, n - j);
-                for (size_t q = 0; q < h; q++) {
-                    real* c = C + (i + q) * ci + j0 + j;
-                    if (add || k0 > 0) for (size_t p = 0; p < w; p++) c[p] += out[q * NR + p];
-                    else               for (size_t p = 0; p < w; p++) c[p]  = out[q * NR + p];
-                }
-            }
-        }
-    }
-}
+// what the other mixers are made of: a short convolution, two scans, the Fourier transform
 
 // log(1 + u) for 0 <= u <= 1, as arithmetic that vectorises: 2 artanh(s) with s = u / (2 + u) <= 1/3, whose series
 // s + s³/3 + s⁵/5 + ... is good to 2e-9 relative after eight terms, for the smallest u as well.
@@ -1130,7 +1085,7 @@ static void ssd_states(real* states, const real* xbc, const real* dt, const real
             ssd_steps(delta, from_start, to_end, dt + row * H + h, a_log[h], b_dt[h], len, H);
             for (size_t j = 0; j < len; j++)
                 for (size_t p = 0; p < P; p++) xw[j * P + p] = to_end[j] * delta[j] * x[j * W + p];
-            small_matmul(states + ((b * (chunks + 1) + k + 1) * H + h) * size, Bm, xw, N, P, len, P, 1, W, P, 1, 0);
+            matmul(states + ((b * (chunks + 1) + k + 1) * H + h) * size, Bm, xw, N, P, len, P, 1, W, P, 1, 0);
         }
         #pragma omp for collapse(2)
         for (size_t b = 0; b < B; b++)
@@ -1167,7 +1122,7 @@ static void ssd_forward(real* y, real* states, const real* xbc, const real* dt, 
         for (size_t k = 0; k < chunks; k++) {
             size_t row = b * T + k * L, len = smin(L, T - k * L);
             const real *Bm = xbc + row * W + E, *Cm = Bm + N;
-            small_matmul(scores, Cm, Bm, len, len, N, L, W, 1, 1, W, 0);                    // C_t·B_j, for all heads
+            matmul(scores, Cm, Bm, len, len, N, L, W, 1, 1, W, 0);                    // C_t·B_j, for all heads
             for (size_t h = 0; h < H; h++) {
                 const real *x = xbc + row * W + h * P, *S = states + (b * (chunks + 1) + k) * size + h * N * P;
                 real* out = y + row * E + h * P;
@@ -1177,8 +1132,8 @@ static void ssd_forward(real* y, real* states, const real* xbc, const real* dt, 
                     for (size_t j = 0; j <= t; j++) M[t * L + j] *= scores[t * L + j];
                     for (size_t p = 0; p < P; p++) xd[t * P + p] = delta[t] * x[t * W + p];
                 }
-                small_matmul(out, M, xd, len, P, len, E, L, 1, P, 1, 0);
-                small_matmul(past, Cm, S, len, P, N, P, W, 1, P, 1, 0);
+                matmul(out, M, xd, len, P, len, E, L, 1, P, 1, 0);
+                matmul(past, Cm, S, len, P, N, P, W, 1, P, 1, 0);
                 for (size_t t = 0; t < len; t++)
                     for (size_t p = 0; p < P; p++) out[t * E + p] += from_start[t] * past[t * P + p] + d[h] * x[t * W + p];
             }
@@ -1222,7 +1177,7 @@ static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real*
             ssd_steps(delta, from_start, to_end, dt + row * H + h, a_log[h], b_dt[h], len, H);
             for (size_t t = 0; t < len; t++)
                 for (size_t p = 0; p < P; p++) dyw[t * P + p] = from_start[t] * dy[(row + t) * E + h * P + p];
-            small_matmul(dstates + ((b * (chunks + 1) + k) * H + h) * size, xbc + row * W + E + N, dyw, N, P, len, P, 1, W, P, 1, 0);
+            matmul(dstates + ((b * (chunks + 1) + k) * H + h) * size, xbc + row * W + E + N, dyw, N, P, len, P, 1, W, P, 1, 0);
         }
         #pragma omp for collapse(2)
         for (size_t b = 0; b < B; b++)
@@ -1244,7 +1199,7 @@ static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real*
             real *dB = dxbc + row * W + E, *dC = dB + N;
             for (size_t t = 0; t < len; t++) memset(dB + t * W, 0, 2 * N * sizeof(real));
             memset(dscores, 0, L * L * sizeof(real));
-            small_matmul(scores, Cm, Bm, len, len, N, L, W, 1, 1, W, 0);
+            matmul(scores, Cm, Bm, len, len, N, L, W, 1, 1, W, 0);
             for (size_t h = 0; h < H; h++) {
                 const real *x = xbc + row * W + h * P, *dyh = dy + row * E + h * P;
                 const real *S = states + ((b * (chunks + 1) + k) * H + h) * size, *dS = dstates + ((b * (chunks + 1) + k + 1) * H + h) * size;
@@ -1257,7 +1212,7 @@ static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real*
                         dyw[t * P + p] = from_start[t] * dyh[t * E + p];
                     }
                 }
-                small_matmul(wide, dyw, S, len, N, P, N, P, 1, 1, P, 0);                    // from_start_t S dy_t
+                matmul(wide, dyw, S, len, N, P, N, P, 1, 1, P, 0);                    // from_start_t S dy_t
                 for (size_t t = 0; t < len; t++) {
                     real sum = 0;
                     for (size_t n = 0; n < N; n++) {
@@ -1266,8 +1221,8 @@ static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real*
                     }
                     from_past[t] = sum;
                 }
-                small_matmul(du, M, dyh, len, P, len, P, 1, L, E, 1, 0);
-                small_matmul(tmp, Bm, dS, len, P, N, P, W, 1, P, 1, 0);                     // B_j dS'
+                matmul(du, M, dyh, len, P, len, P, 1, L, E, 1, 0);
+                matmul(tmp, Bm, dS, len, P, N, P, W, 1, P, 1, 0);                     // B_j dS'
                 for (size_t j = 0; j < len; j++) {
                     real sum = 0;
                     for (size_t p = 0; p < P; p++) {
@@ -1277,8 +1232,8 @@ static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real*
                     }
                     to_future[j] = sum;
                 }
-                small_matmul(dB, tmp, dS, len, N, P, W, P, 1, 1, P, 1);                     // to_end_j dS' u_j
-                small_matmul(dM, dyh, u, len, len, P, L, E, 1, 1, P, 0);
+                matmul(dB, tmp, dS, len, N, P, W, P, 1, 1, P, 1);                     // to_end_j dS' u_j
+                matmul(dM, dyh, u, len, len, P, L, E, 1, 1, P, 0);
                 for (size_t t = 0; t < len; t++)
                     for (size_t j = 0; j <= t; j++) {
                         dscores[t * L + j] += decay[t * L + j] * dM[t * L + j];
@@ -1307,8 +1262,8 @@ static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real*
                     row_d[(row + t) * H + h] = dy_x;
                 }
             }
-            small_matmul(dC, dscores, Bm, len, N, len, W, L, 1, W, 1, 1);
-            small_matmul(dB, dscores, Cm, len, N, len, W, 1, L, W, 1, 1);
+            matmul(dC, dscores, Bm, len, N, len, W, L, 1, W, 1, 1);
+            matmul(dB, dscores, Cm, len, N, len, W, 1, L, W, 1, 1);
         }
         free(delta);
     }

@@ -169,9 +169,11 @@ static inline real fast_tanh(real x) { return 1 - 2 / (1 + fast_exp(2 * x)); }
 // dY W (dX) and dYᵀ X (dW), and a part of a matrix is a pointer and the whole matrix's stride.
 //
 // A CPU core can do two 16-wide multiply-adds a cycle but load only two vectors, so numbers must be used many times
-// once loaded. Blocks of B (KC x NC) and of A (MR x KC) are copied ("packed") into the order in which they are read,
-// zero-padded at the edges, and `tile` keeps an MR x NR corner of C in registers for all k of the block: MR + 2 loads
-// serve 2 MR multiply-adds. An element of C is summed by one thread in the order of k, whatever the number of threads.
+// once loaded. A block of B (KC x NC) is copied ("packed") into panels of NR columns, in the order in which they are read
+// and zero-padded at the edge, and `matmul_tile` keeps an MR x NR corner of C in registers for all k of the block: MR + 2
+// loads serve 2 MR multiply-adds. A is read where it stands if its rows are contiguous; else MR rows at a time are packed.
+// An element of C is summed by one thread in the order of k, whatever the number of threads. Threads that already share
+// out work among themselves may call it too: each then has a block of its own, and computes alone.
 #ifdef __AVX512F__
 enum { VECTOR_BYTES = 64, MR = 8 };     // 2 x 8 of 32 registers hold C
 #else
@@ -180,17 +182,23 @@ enum { VECTOR_BYTES = 32, MR = 6 };     // 2 x 6 of 16
 enum { NR = 2 * VECTOR_BYTES / sizeof(real), KC = 256, NC = 1024 };
 typedef real vector __attribute__((vector_size(VECTOR_BYTES)));
 
-// out(MR,NR) = sum_k a(k,MR)ᵀ b(k,NR)
-static inline void matmul_tile(real* out, const real* a, const real* b, int K) {
+// out(h,NR) = sum_k a(i,k) b(k,NR), or += with add; a(i,k) = a[i*ai + k*ak], h <= MR, out and b aligned.
+static inline void matmul_tile(real* out, const real* a, size_t ai, size_t ak, size_t h, const real* b, size_t K, int add) {
     vector sum[MR][2] = {{{0}}};
-    for (int k = 0; k < K; k++) {
-        const vector* row = (const vector*)(b + k * NR);
+    const real* row[MR];
+    for (size_t i = 0; i < MR; i++) row[i] = a + smin(i, h - 1) * ai;      // past the end: the last row again
+    for (size_t k = 0; k < K; k++) {
+        const vector* line = (const vector*)(b + k * NR);
         for (int i = 0; i < MR; i++) {
-            sum[i][0] += a[k * MR + i] * row[0];
-            sum[i][1] += a[k * MR + i] * row[1];
+            sum[i][0] += row[i][k * ak] * line[0];
+            sum[i][1] += row[i][k * ak] * line[1];
         }
     }
-    memcpy(out, sum, sizeof sum);
+    for (size_t i = 0; i < h; i++) {
+        vector* o = (vector*)(out + i * NR);
+        o[0] = add ? o[0] + sum[i][0] : sum[i][0];
+        o[1] = add ? o[1] + sum[i][1] : sum[i][1];
+    }
 }
 
 static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, size_t K,
@@ -204,8 +212,9 @@ static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, si
         }
         return;
     }
-    static real* packed = NULL;                 // (NC/NR panels, KC, NR)
-    if (!packed) packed = (real*)allocate(sizeof(real) * KC * NC, "the packed block of a matmul");
+    static _Thread_local real* own = NULL;      // (NC/NR panels, KC, NR)
+    if (!own) own = (real*)allocate(sizeof(real) * KC * NC, "the packed block of a matmul");
+    real* packed = own;                         // of the thread that called
     for (size_t j0 = 0; j0 < N; j0 += NC)
     for (size_t k0 = 0; k0 < K; k0 += KC) {
         size_t n = smin(NC, N - j0), kc = smin(KC, K - k0);
@@ -224,10 +233,10 @@ static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, si
             for (size_t i = 0; i < M; i += MR) {
                 const real* s = A + i * ai + k0 * ak;
                 size_t h = smin(MR, M - i);
-                if (ai == 1) for (size_t k = 0; k < kc; k++) for (size_t q = 0; q < MR; q++) a[k * MR + q] = q < h ? s[q + k * ak] : 0;
-                else         for (size_t q = 0; q < MR; q++) for (size_t k = 0; k < kc; k++) a[k * MR + q] = q < h ? s[q * ai + k * ak] : 0;
+                if (ak != 1) for (size_t k = 0; k < kc; k++) for (size_t q = 0; q < MR; q++) a[k * MR + q] = q < h ? s[q * ai + k * ak] : 0;
                 for (size_t j = 0; j < n; j += NR) {
-                    matmul_tile(out, a, packed + j * kc, kc);
+                    if (ak == 1) matmul_tile(out, s, ai, 1, h, packed + j * kc, kc, 0);
+                    else         matmul_tile(out, a, 1, MR, h, packed + j * kc, kc, 0);
                     size_t w = smin(NR, n - j);
                     for (size_t q = 0; q < h; q++) {
                         real* c = C + (i + q) * ci + j0 + j;

@@ -40,6 +40,26 @@ static void report(const char* what) {
     worst = sizes = 0;
 }
 
+// Threads that work on pieces of their own call it at the same time: the bits must be those of one call after the other.
+static void check_inside(void) {
+    enum { CALLS = 48, SIDE = 90 };     // SIDE³ is enough for a call to ask for threads
+    real* A = (real*)allocate(CALLS * SIDE * SIDE * sizeof(real), "a test");
+    real* C = (real*)allocate(2 * CALLS * SIDE * SIDE * sizeof(real), "a test");
+    for (size_t i = 0; i < CALLS * SIDE * SIDE; i++) A[i] = 2 * rng_uniform(&rng) - 1;
+    set_threads(3);
+    for (int n = 0; n < CALLS; n++) {
+        const real *a = A + n * SIDE * SIDE, *b = A + (CALLS - 1 - n) * SIDE * SIDE;
+        matmul(C + n * SIDE * SIDE, a, b, SIDE, SIDE, SIDE, SIDE, SIDE, 1, n % 2 ? 1 : SIDE, n % 2 ? SIDE : 1, 0);
+    }
+    #pragma omp parallel for schedule(dynamic)
+    for (int n = 0; n < CALLS; n++) {
+        const real *a = A + n * SIDE * SIDE, *b = A + (CALLS - 1 - n) * SIDE * SIDE;
+        matmul(C + (CALLS + n) * SIDE * SIDE, a, b, SIDE, SIDE, SIDE, SIDE, SIDE, 1, n % 2 ? 1 : SIDE, n % 2 ? SIDE : 1, 0);
+    }
+    check(same_bits(C, C + CALLS * SIDE * SIDE, CALLS * SIDE * SIDE) && norm_of(C, CALLS * SIDE * SIDE) > 1, "%d products by threads at once", CALLS);
+    free(A); free(C);
+}
+
 int main(void) {
     static const char* kinds[3] = {"x wT", "dout w", "doutT x"};
     flush_denormals();
@@ -62,6 +82,7 @@ int main(void) {
             snprintf(label, sizeof label, "%s%s, block edges", kinds[kind], add ? " added" : "");
             report(label);
         }
+    check_inside();
     real a[2] = {1, 2}, b[2] = {3, 4}, c[1];        // and one by hand, in case the plain loops are wrong too
     matmul(c, a, b, 1, 1, 2, 1, 2, 1, 1, 2, 0);
     check(c[0] == 11, "1*3 + 2*4 = %g", (double)c[0]);

@@ -145,24 +145,6 @@ static void check_pieces(void) {
     volatile real nan = NAN;            // a compiler that knew it could assume anything of its conversion to an integer
     check(softplus(1e4) == (real)1e4 && isfinite(softplus(3e38)) && softplus(-1e4) >= 0 && isfinite(softplus(-3e38)) && isnan(softplus(nan)),
           "softplus far out: neither overflow nor NaN, and NaN stays");
-
-    static const size_t sizes[][3] = {{1, 1, 1}, {5, 33, 7}, {64, 64, 64}, {130, 129, 131}, {8, 32, 257}, {40, 16, 128}, {1, 64, 128}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        for (int kind = 0; kind < 8; kind++) {          // both operands plain or transposed; added or written
-            size_t M = sizes[i][0], N = sizes[i][1], K = sizes[i][2], ldc = N + 3;
-            int ta = kind & 1, tb = kind >> 1 & 1, add = kind >> 2;
-            real *A = array(M * K, 1), *B = array(K * N, 1), *C = array(M * ldc, 1), *want = copy_of(C, M * ldc);
-            size_t ai = ta ? 1 : K, ak = ta ? M : 1, bk = tb ? 1 : N, bj = tb ? K : 1;
-            for (size_t m = 0; m < M; m++) for (size_t n = 0; n < N; n++) {
-                double sum = 0;
-                for (size_t k = 0; k < K; k++) sum += (double)A[m * ai + k * ak] * B[k * bk + n * bj];
-                want[m * ldc + n] = add ? want[m * ldc + n] + sum : sum;
-            }
-            small_matmul(C, A, B, M, N, K, ldc, ai, ak, bk, bj, add);
-            double e = difference(C, want, M * ldc);
-            if (!(e <= EXACT) || kind == 7) check_error(say("small_matmul %zu x %zu x %zu, kind %d", M, N, K, kind), e, EXACT);
-            free(A); free(B); free(C); free(want);
-        }
 }
 
 // ----------------------------------------------------------------------------------------------------------------
