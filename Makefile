@@ -52,7 +52,7 @@ help: found
 	@echo "make cpu         build/cpu/train_X and build/dev/prepare"
 	@echo "make cuda        build/cuda/train_X with nvcc (PRECISION=fp32, ARCH=sm_90)"
 	@echo "make emu         build/emu/train_X: the CUDA programs on the CPU, to test them (slow)"
-	@echo "make bench       where a CPU training step's time goes, against this machine's peaks"
+	@echo "make bench       where a CPU training step's time goes, against this machine's peaks (MODEL=baselines FLAGS='--model hyena')"
 	@echo "make test-gpu    the CUDA tests on a GPU          make bench-gpu   timings there"
 	@echo "make leak MODEL=harmonic CKPT=out/model.safetensors    does a checkpoint see the future?"
 	@echo "make fuzz        break files for a minute a reader, with sanitizers (SECONDS=60)"
@@ -149,10 +149,10 @@ test: found
 	@$(if $(HAVE_CXX),,echo "*** no C++ compiler ($(CXX)): the CUDA programs are NOT checked against the C ones here ***")
 	@CC="$(CC)" CXX="$(CXX)" test/run.sh $(ALL_TESTS) $(EMULATED)
 
-BENCHED := $(filter harmonic,$(MODEL))      # the models whose header in test/models says what a step is made of
-bench: $(BENCHED:%=build/test/bench_%)
-	@test -n "$(BENCHED)" || { echo "no benchmark of the layers of $(MODEL) yet; make bench MODEL=harmonic"; exit 2; }
-	@for m in $(BENCHED); do build/test/bench_$$m; done
+# what is timed: FLAGS='--model hyena --vocab 4096', or these runs of each model
+BENCH = $(if $(FLAGS),'$(FLAGS)',$(if $(filter baselines,$(1)),'--preset llama' '--preset harmonic-mamba' '--model mamba2' '--model hyena','--preset harmonic-28m'))
+bench: $(MODEL:%=build/test/bench_%)
+	@$(foreach m,$(MODEL),for flags in $(call BENCH,$(m)); do build/test/bench_$(m) $$flags; echo; done;)
 
 leak: build/test/leak_$(RUN)
 	@test -n "$(CKPT)" || { echo "which checkpoint? make leak MODEL=$(RUN) CKPT=out/model.safetensors"; exit 2; }
@@ -175,7 +175,7 @@ build/cuda/bench_%: test/bench_gpu.cu train_%.cu $(CHECKERS)
 	$(NVCC) $(NVFLAGS) -arch=$(ARCH) -DTRAIN_CU='"../train_$*.cu"' -DMODEL_FILE='"models/$*.h"' $< -o $@ $(NVLIBS)
 bench-gpu: found $(MODEL:%=build/cuda/bench_%)
 	@test -n "$(GPU)" || { echo "make bench-gpu needs a GPU"; exit 2; }
-	@for m in $(MODEL); do build/cuda/bench_$$m; done
+	@$(foreach m,$(MODEL),for flags in $(call BENCH,$(m)); do build/cuda/bench_$(m) $$flags; echo; done;)
 
 # every .cu for every GPU in ARCHS that nvcc knows, both precisions, warnings are errors, and no register spills
 ARCHS := sm_80 sm_90 $(if $(NVCC),$(shell $(NVCC) --list-gpu-code 2>/dev/null | grep -x sm_100))

@@ -133,6 +133,62 @@ static void bench_layers(const Config* c, size_t B, size_t T) {
     free(sorted);
 }
 
+#ifdef HAS_SSD
+// The scans and convolutions of a model's mixer, on what a step of one layer leaves in its activations.
+static void bench_mixer(const Config* whole, size_t B, size_t T) {
+    if (whole->model == TRANSFORMER) return;
+    Config one = *whole, *c = &one;
+    c->layers = 1;
+    Model m;
+    model_build(&m, c, (int)B, (int)T, 1);
+    model_init(&m, 1);
+    size_t R = B * T, C = c->channels, E = c->expand * C, N = c->d_state, x2 = sizeof(floatX);
+    int* tokens = (int*)allocate((R + 1) * sizeof(int), "tokens");
+    uint64_t rng = 1;
+    for (size_t r = 0; r <= R; r++) tokens[r] = (int)(c->vocab * pow(rng_uniform(&rng), 4));
+    model_forward(&m, tokens, tokens + 1, 1);
+    model_backward(&m);
+    BlockActs* acts = &m.acts.block[0];
+    auto *p = &m.p.block[0];
+    auto *g = &m.g.block[0];
+    double n = (double)R * E;
+    if (c->model == MAMBA) {
+        MambaActs* a = &acts->mamba;
+        MambaScratch* s = &a->s;
+        size_t L = mamba_chunk(c, T);
+        report("conv", seconds_of([&] { short_conv_forward(a->pre, a->x, p->mamba.conv_w, NULL, NULL, B, T, E, c->conv); }), 2 * n * x2, 0);
+        report("conv backward", seconds_of([&] { short_conv_backward(s->dy, g->mamba.conv_w, g->mamba.conv_b, s->dpre, a->x, p->mamba.conv_w, B, T, E, c->conv); }), 3 * n * x2, 0);
+        report("selective scan", seconds_of([&] { selective_scan_forward(a->y, a->starts, s->xs, a->dt, a->bc, p->mamba.a_log, p->mamba.b_dt, p->mamba.d, NULL, L, B, T, E, N); }),
+               3 * n * x2 + 2.0 * R * N * x2, 0);
+        report("selective scan backward", seconds_of([&] { selective_scan_backward(s->dxs, s->ddt, s->dbc, g->mamba.a_log, g->mamba.b_dt, g->mamba.d, s->dy, s->xs, a->dt, a->bc,
+               a->starts, p->mamba.a_log, p->mamba.b_dt, p->mamba.d, L, B, T, E, N); }), n * (4 * x2 + 4) + 4.0 * R * N * x2, 0);
+    }
+    if (c->model == MAMBA2) {
+        Mamba2Acts* a = &acts->mamba2;
+        Mamba2Scratch* s = &a->s;
+        SSD q = mamba2_sizes(c, B, T);
+        double w = (double)R * q.W * x2, inside = (double)R * q.L, state = 2.0 * R * N * E;
+        report("conv", seconds_of([&] { short_conv_forward(a->pre, a->xbc, p->mamba2.conv_w, NULL, NULL, B, T, q.W, c->conv); }), 2 * w, 0);
+        report("conv backward", seconds_of([&] { short_conv_backward(s->dxbc, g->mamba2.conv_w, g->mamba2.conv_b, s->dact, a->xbc, p->mamba2.conv_w, B, T, q.W, c->conv); }), 3 * w, 0);
+        report("ssd", seconds_of([&] { ssd_forward(a->y, a->states, &s->ssd, s->act, a->dt, p->mamba2.a_log, p->mamba2.b_dt, p->mamba2.d, NULL, q); }), w + n * x2, inside * (N + E) + 2 * state);
+        report("ssd backward", seconds_of([&] { ssd_backward(s->dact, s->ddt, g->mamba2.a_log, g->mamba2.b_dt, g->mamba2.d, &s->ssd, s->dy, a->states, s->act, a->dt, p->mamba2.a_log,
+               p->mamba2.b_dt, p->mamba2.d, q); }), 2 * w + 2 * n * x2, inside * (3 * N + 2 * E) + 4 * state);
+    }
+    if (c->model == HYENA) {
+        HyenaActs* a = &acts->hyena;
+        HyenaScratch* s = &a->s;
+        double x = (double)R * C;
+        report("conv", seconds_of([&] { short_conv_forward(a->v, a->u, p->hyena.conv_w, p->hyena.conv_b, NULL, B, T, 3 * C, HYENA_CONV); }), 6 * x * x2, 0);
+        report("conv backward", seconds_of([&] { short_conv_backward(s->du, g->hyena.conv_w, g->hyena.conv_b, s->dv, a->u, p->hyena.conv_w, B, T, 3 * C, HYENA_CONV); }), 9 * x * x2, 0);
+        report("the filter", seconds_of([&] { hyena_filter_forward(a, &p->hyena, c, 0, T); }), 4.0 * T * C, 2.0 * T * FILTER * (c->emb + 2 * FILTER + C));
+        report("long convolution", seconds_of([&] { long_conv_forward(a->c, s->p, a->k, p->hyena.d, B, T, C); }), 2 * x * x2 + 4.0 * T * C, 0);
+        report("long convolution backward", seconds_of([&] { long_conv_backward(s->dp, s->dk, g->hyena.d, s->dc, s->p, a->k, p->hyena.d, B, T, C); }), 3 * x * x2 + 8.0 * T * C, 0);
+    }
+    free(tokens);
+    model_free(&m);
+}
+#endif
+
 static void bench_step(const Config* c, int B, int T) {
     Model m;
     model_layout(&m, c, B, T, 1);
@@ -165,13 +221,13 @@ static void bench_step(const Config* c, int B, int T) {
 
 int main(int argc, char** argv) {
     const char* flags[64];
-    int count = 1, preset = 0;
+    int count = 1, chosen = 0;
     flags[0] = argv[0];
     for (int i = 1; i < argc && count < 50; i++) {
-        preset |= !strcmp(argv[i], "--preset");
+        chosen |= !strcmp(argv[i], "--preset") || !strcmp(argv[i], "--model");
         if (!strcmp(argv[i], "--tiny")) tiny = 1; else flags[count++] = argv[i];
     }
-    if (!preset) { flags[count++] = "--preset"; flags[count++] = presets[0].name; }
+    if (!chosen) { flags[count++] = "--preset"; flags[count++] = presets[0].name; }
     static const char* const small[] = { "--vocab", "67", "--channels", "32", "--layers", "2", "--batch", "2", "--seq", "40" };
     for (int i = 0; i < 10 && tiny; i++) flags[count++] = small[i];
     options_parse(option_table, sizeof option_table / sizeof *option_table, presets, sizeof presets / sizeof *presets, count, (char**)flags);
@@ -189,6 +245,9 @@ int main(int argc, char** argv) {
     config_describe(&c);
     printf(" | %d x %d tokens\n", B, T);
     bench_layers(&c, B, T);
+#ifdef HAS_SSD
+    bench_mixer(&c, B, T);
+#endif
     printf("\n");
     bench_step(&c, B, T);
     if (tiny) return 0;

@@ -96,8 +96,11 @@ for p in fp32 bf16; do
 done
 count "$work/races" "fp32, looking for data races"
 
-$dir/bench_gpu --tiny > "$work/bench" 2>&1
-check "$([ $? = 0 ] && grep -q '^sampling: ' "$work/bench" && ! grep -qi 'nan\|inf' "$work/bench" && echo 1)" "bench_gpu runs"
+if [ $model = baselines ]; then kinds=(transformer mamba mamba2 hyena); else kinds=(""); fi
+for kind in "${kinds[@]}"; do
+    $dir/bench_gpu --tiny ${kind:+--model $kind} > "$work/bench" 2>&1
+    check "$([ $? = 0 ] && grep -q '^sampling: ' "$work/bench" && ! grep -qi 'nan\|inf' "$work/bench" && echo 1)" "bench_gpu runs $kind"
+done
 
 # ------------------------------------------------------------------------------------------------------------------
 # the programs
