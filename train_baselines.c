@@ -18,7 +18,7 @@
 // The Transformer's flags, each of which a published table needs:
 //   --pos rope|learned|none            rotary, a learned vector per position, or none
 //   --norm rms|layer  --post-norm      which norm; after the residual sum (Vaswani et al. 2017) instead of before the mixer
-//   --mlp swiglu|gelu  --ff N          silu(Wgate x) ⊙ Wup x without biases, or gelu(Wup x + b) with; its width
+//   --mlp swiglu|gelu|none  --ff N     silu(Wgate x) ⊙ Wup x without biases, gelu(Wup x + b) with, or no MLP; its width
 //   --heads N --kv-heads N --bias      grouped queries: heads share keys and values; attention with biases
 //   --window W  --block L              see the last W tokens; see only within blocks of L tokens
 //   --attention softmax|linear         e^(q·k), or φ(q)·φ(k) with φ = elu + 1, which makes attention a recurrence
@@ -817,7 +817,7 @@ static void linear_attention_backward(real* dqkv, real* state, const real* dout,
 // ----------------------------------------------------------------------------------------------------------------
 // what the other mixers are made of: small products, a short convolution, two scans, the Fourier transform
 
-// The same product by the thread that calls it, for the many small ones inside chunks and heads, where the threads
+// matmul's product by the thread that calls it, for the many small ones inside chunks and heads, where the threads
 // already share out the chunks. Same packing, same tile, blocks small enough for the stack.
 static void small_matmul(real* C, const real* A, const real* B, size_t M, size_t N, size_t K,
                          size_t ci, size_t ai, size_t ak, size_t bk, size_t bj, int add) {
@@ -3197,8 +3197,9 @@ int main(int argc, char** argv) {
     const Tokenizer* tok = opt.tokenizer[0] ? &tokenizer : NULL;
 
     Model m;
+    int B = opt.generate ? 1 : opt.batch, T = opt.generate ? 1 : opt.seq;         // a text is made token by token
     if (opt.plan) {
-        model_layout(&m, c, opt.batch, opt.seq, training);
+        model_layout(&m, c, B, T, training);
         print_plan(&m, threads);
         return 0;
     }
@@ -3209,7 +3210,7 @@ int main(int argc, char** argv) {
     if (has_val) open_data(&val, opt.val, c->stateful ? LOADER_STREAMS : LOADER_CONTIGUOUS, opt.seed + 0x5eedULL);
     if (opt.task && opt.val_batches == 0) die("--task never ends: --val-batches 0 (all) does not");
 
-    model_build(&m, c, opt.generate ? 1 : opt.batch, opt.generate ? 1 : opt.seq, training);
+    model_build(&m, c, B, T, training);
     m.grad_scale = 1.0 / opt.accum;
     model_init(&m, opt.seed);
     int done = 0;

@@ -1427,8 +1427,9 @@ int main(int argc, char** argv) {
     const Tokenizer* tok = opt.tokenizer[0] ? &tokenizer : NULL;
 
     Model m;
+    int B = opt.generate ? 1 : opt.batch, T = opt.generate ? 1 : opt.seq;         // a text is made token by token
     if (opt.plan) {
-        model_layout(&m, c, opt.batch, opt.seq, training);
+        model_layout(&m, c, B, T, training);
         print_plan(&m, threads);
         return 0;
     }
@@ -1439,7 +1440,7 @@ int main(int argc, char** argv) {
     if (has_val) open_data(&val, opt.val, c->stateful ? LOADER_STREAMS : LOADER_CONTIGUOUS, opt.seed + 0x5eedULL);
     if (opt.task && opt.val_batches == 0) die("--task never ends: --val-batches 0 (all) does not");
 
-    model_build(&m, c, opt.generate ? 1 : opt.batch, opt.generate ? 1 : opt.seq, training);
+    model_build(&m, c, B, T, training);
     m.grad_scale = 1.0 / opt.accum;
     model_init(&m, opt.seed);
     int done = 0;

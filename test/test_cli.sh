@@ -43,6 +43,8 @@ report $? "  the last line: $(tail -n 1 .out)"
 logged=$(awk -F'\t' '$1 == 4 { print $3 }' run/log.tsv) printed=$(sed -n 's/^final val loss \([0-9.]*\).*/\1/p' .out)
 [ -n "$logged" ] && [ "$(printf %.4f "$logged")" = "$printed" ]; report $? "  the last validation is logged: $logged"
 cp .out first.txt
+check "--plan of --generate" train --plan --init run/model.safetensors --generate
+says "  is that of one token" 'activations of 1 x 1 tokens [0-9]+, of one token [0-9]+'
 check "--eval" train --init run/model.safetensors --eval --val val.bin "${SMALL[@]:2}"
 [ "$(tail -n 1 .out)" = "$(tail -n 1 first.txt)" ]; report $? "  gives the same last line: $(tail -n 1 .out)"
 check "the same on one thread" train "${DATA[@]}" "${SMALL[@]}" --val-every 2 --tokenizer bytes --sample-every 4 --sample-len 5 --out again --threads 1
