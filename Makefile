@@ -142,7 +142,8 @@ EMULATED     := $(if $(HAVE_CXX),test/test_emulator.sh $(foreach m,$(MODEL),$(if
 GENERAL_TESTS = build/test/test_tokenizer build/test/test_dataloader test/test_prepare.sh test/test_sync.sh test/test_run.sh test/test_readme.sh 'dev/sync.sh --check'
 ALL_TESTS     = $(if $(filter command line,$(origin MODEL)),,$(GENERAL_TESTS)) \
                 $(foreach m,$(MODEL),$(foreach t,$(MODEL_TESTS) $(call OWN_TESTS,$(m)),build/test/$(t)_$(m)) \
-                'MODEL=$(m) test/test_fma.sh' 'MODEL=$(m) test/test_cli.sh' 'MODEL=$(m) test/test_resume.sh' 'MODEL=$(m) test/test_dump.sh')
+                'MODEL=$(m) test/test_fma.sh' 'MODEL=$(m) test/test_cli.sh' 'MODEL=$(m) test/test_resume.sh' 'MODEL=$(m) test/test_dump.sh' \
+                'MODEL=$(m) test/test_memory.sh')
 
 test: found
 	@$(MAKE) --no-print-directory -s -j2 $(TEST_BUILDS)

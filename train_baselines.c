@@ -18,7 +18,7 @@
 // The Transformer's flags, each of which a published table needs:
 //   --pos rope|learned|none            rotary, a learned vector per position, or none
 //   --norm rms|layer  --post-norm      which norm; after the residual sum (Vaswani et al. 2017) instead of before the mixer
-//   --mlp swiglu|gelu  --ff N          silu(Wgate x) ⊙ Wup x without biases, or gelu(Wup x + b) with; its width
+//   --mlp swiglu|gelu|none  --ff N     silu(Wgate x) ⊙ Wup x without biases, gelu(Wup x + b) with, or no MLP; its width
 //   --heads N --kv-heads N --bias      grouped queries: heads share keys and values; attention with biases
 //   --window W  --block L              see the last W tokens; see only within blocks of L tokens
 //   --attention softmax|linear         e^(q·k), or φ(q)·φ(k) with φ = elu + 1, which makes attention a recurrence
@@ -937,6 +937,9 @@ static size_t scan_work(size_t L, size_t B, size_t E, size_t N) {
     return B * (2 * N + 1) * E + B * num_chunks(E, LANES) * L * 2 * N;
 }
 
+// And how many each of its threads allocates: seven arrays of a chunk, one of which begins a token early.
+static size_t scan_thread_work(size_t L) { return (7 * L + 1) * LANES; }
+
 // With a_t = e^{Δ_t A}, the whole gradient g_t of h_t runs the recurrence in reverse, and q_t = a_t h_{t-1}:
 //     g_t = C_t dy_t + a_{t+1} g_{t+1}
 //     dC_t = sum_d dy_t h_t            dB_t = sum_d g_t Δ_t x_t             dx_t = D dy_t + Δ_t sum_n g_t B_t
@@ -954,7 +957,7 @@ static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log
     memset(work, 0, B * (2 * N + 1) * E * sizeof(real));    // a_{t+1} g_{t+1}, dA (B,N,E), dD (B,E); shares (B,blocks,L,2N)
     #pragma omp parallel
     {
-        lanes* h = (lanes*)allocate((7 * L + 1) * sizeof(lanes), "the states of a chunk");      // h_{-1}, h_0, ..., h_{L-1}
+        lanes* h = (lanes*)allocate(scan_thread_work(L) * sizeof(real), "a chunk of the scan");      // h_{-1}, h_0, ..., h_{L-1}
         lanes *a = h + L + 1, *delta = a + L, *xs = delta + L, *dys = xs + L, *gB = dys + L, *ddelta = gB + L;     // (L) each
         for (size_t chunk = chunks; chunk-- > 0;) {
             size_t t0 = chunk * L, len = smin(L, T - t0);
@@ -965,7 +968,7 @@ static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log
                 real* share = shares + (b * blocks + block) * L * 2 * N;
                 real A[MAX_STATE * LANES];
                 scan_decays(A, a_log, c0, n, N);
-                memset(h, 0, (7 * L + 1) * sizeof(lanes));
+                memset(h, 0, scan_thread_work(L) * sizeof(real));
                 for (size_t t = 0; t < len; t++) {
                     #pragma omp simd
                     for (size_t c = 0; c < n; c++) {
@@ -1101,6 +1104,11 @@ static void ssd_states(real* states, const real* xbc, const real* dt, const real
     }
 }
 
+// How many numbers each thread allocates for its chunk in ssd_forward, or with train = 1 in ssd_backward.
+static size_t ssd_thread_work(size_t L, size_t P, size_t N, int train) {
+    return train ? 8 * L + 4 * L * P + L * N + 5 * L * L : 4 * L + 2 * L * P + 2 * L * L;
+}
+
 // y (B,T,E) as above; states (B,chunks+1,H,N,P) are kept for the backward. state (B,H,N,P): what the last call left,
 // replaced by what this one leaves; NULL: from zero.
 static void ssd_forward(real* y, real* states, const real* xbc, const real* dt, const real* a_log, const real* b_dt, const real* d,
@@ -1114,7 +1122,7 @@ static void ssd_forward(real* y, real* states, const real* xbc, const real* dt, 
     if (state) for (size_t b = 0; b < B; b++) memcpy(state + b * size, states + (b * (chunks + 1) + chunks) * size, size * sizeof(real));
     #pragma omp parallel
     {
-        real* delta = (real*)allocate((4 * L + 2 * L * P + 2 * L * L) * sizeof(real), "a chunk of the scan");
+        real* delta = (real*)allocate(ssd_thread_work(L, P, N, 0) * sizeof(real), "a chunk of the scan");
         real *from_start = delta + L, *to_end = from_start + L, *between = to_end + L;
         real *xd = between + L, *past = xd + L * P, *scores = past + L * P, *M = scores + L * L;
         #pragma omp for collapse(2)
@@ -1164,7 +1172,7 @@ static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real*
     real *dstates = work, *row_a = dstates + B * (chunks + 1) * H * size, *row_d = row_a + B * T * H;
     #pragma omp parallel
     {
-        real* delta = (real*)allocate((8 * L + 4 * L * P + L * N + 5 * L * L) * sizeof(real), "a chunk of the scan");
+        real* delta = (real*)allocate(ssd_thread_work(L, P, N, 1) * sizeof(real), "a chunk of the scan");
         real *from_start = delta + L, *to_end = from_start + L, *between = to_end + L, *columns = between + L;
         real *from_past = columns + L, *to_future = from_past + L, *da = to_future + L;
         real *u = da + L, *dyw = u + L * P, *du = dyw + L * P, *tmp = du + L * P, *wide = tmp + L * P;
@@ -1387,12 +1395,15 @@ static void spectrum_of(complex_vector* out, const real* x, const real* tw, size
     fft_forward(out, N, tw, 1);
 }
 
+// How many numbers each thread allocates for spectra of N in long_conv_forward, or with train = 1 in long_conv_backward.
+static size_t long_conv_thread_work(size_t N, int train) { return (train ? 4 : 2) * N * 2 * WIDTH; }
+
 // c[t] = sum_{s <= t} k[t-s] p[s] + d p[t] for every sequence and channel: c, p (B,T,C), k (T,C), d (C). N >= 2T and its
 // twiddles tw (2N). Cost T log T, and N numbers of memory a channel.
 static void long_conv_forward(real* c, const real* p, const real* k, const real* d, const real* tw, size_t N, size_t B, size_t T, size_t C) {
     #pragma omp parallel
     {
-        complex_vector* K = (complex_vector*)allocate(2 * N * sizeof *K, "a long convolution");
+        complex_vector* K = (complex_vector*)allocate(long_conv_thread_work(N, 0) * sizeof(real), "a long convolution");
         complex_vector* X = K + N;
         #pragma omp for
         for (size_t c0 = 0; c0 < C; c0 += 2 * WIDTH) {
@@ -1420,7 +1431,7 @@ static void long_conv_backward(real* dp, real* dk, real* dd, const real* dc, con
                                const real* tw, size_t N, size_t B, size_t T, size_t C) {
     #pragma omp parallel
     {
-        complex_vector* K = (complex_vector*)allocate(4 * N * sizeof *K, "a long convolution");
+        complex_vector* K = (complex_vector*)allocate(long_conv_thread_work(N, 1) * sizeof(real), "a long convolution");
         complex_vector *P = K + N, *G = P + N, *dK = G + N;
         #pragma omp for
         for (size_t c0 = 0; c0 < C; c0 += 2 * WIDTH) {
@@ -1564,6 +1575,7 @@ static real* take(Table* t, real* base, size_t rows, size_t cols, int init, doub
     x->shape[0] = rows;
     x->shape[1] = cols;
     x->size = rows * (cols ? cols : 1);
+    if ((double)t->total + (double)x->size > 1e18) die("%s would have more than 10^18 numbers: no machine can hold this model", x->name);
     x->offset = t->total;
     t->total += (x->size + 15) / 16 * 16;       // every tensor starts on a cache line
     return base ? base + x->offset : NULL;
@@ -1643,6 +1655,9 @@ static void attn_acts(AttnActs* a, const AttnActs* first, Table* t, real* base, 
     if (c->attention == LINEAR && states) a->state = take(states, state_base, B, G * (D + 1) * D, NONE, 0, "block%d.sums", n);
 }
 
+// How many numbers the keys and values [k | v] of one token are, in one block.
+static size_t cache_width(const Config* c) { return 2 * (size_t)(c->channels / c->heads) * c->kv_heads; }
+
 // Room for one more token's keys and values. A dense model must keep all of them: that is what generation costs it.
 static real* attn_cache(AttnActs* a, const Config* c, size_t t, size_t width) {
     size_t limit = c->window, block = c->block;
@@ -1665,7 +1680,7 @@ static void attn_forward(real* out, const real* x, AttnActs* a, const AttnParams
         if (!carry) memset(a->state, 0, B * G * (D + 1) * D * sizeof(real));
         linear_attention_forward(a->out, a->lse, a->state, a->qkv, B, T, H, G, D);
     } else if (carry) {
-        memcpy(attn_cache(a, c, past, 2 * G * D), a->qkv + C, 2 * G * D * sizeof(real));
+        memcpy(attn_cache(a, c, past, cache_width(c)), a->qkv + C, cache_width(c) * sizeof(real));
         attention_step(a->out, a->qkv, a->cache, a->room, past, first_key(past, c->window, c->block), H, G, D);
     } else {
         attention_forward(a->out, a->lse, a->qkv, c->window, c->block, B, T, H, G, D);
@@ -1709,7 +1724,7 @@ typedef struct {
 static size_t mamba_rank(const Config* c) { return (c->channels + 15) / 16; }
 
 // Tokens in a chunk. 0, the default, takes sqrt(T) or 64: then all the states kept are N sqrt(T) numbers a channel, less
-// than a token's own activations whatever T.
+// than the tokens' own activations whatever T.
 static size_t mamba_chunk(const Config* c, size_t T) {
     size_t L = c->chunk;
     if (!L) for (L = 64; L * L < T; L++) ;
@@ -1824,8 +1839,9 @@ typedef struct {
     Mamba2Scratch s;
 } Mamba2Acts;
 
-// Tokens in a chunk: 0 takes 64, where the products inside a chunk and those with its state cost about the same.
-static size_t mamba2_chunk(const Config* c, size_t T) { return smin(c->chunk ? c->chunk : 64, T); }
+// Tokens in a chunk: 0 takes 64, where the products inside a chunk and those with its state cost about the same. A thread needs
+// five times (L,L) numbers, so there is a limit.
+static size_t mamba2_chunk(const Config* c, size_t T) { return smin(c->chunk ? c->chunk : 64, smin(T, 1024)); }
 
 static size_t mamba2_heads(const Config* c) { return (size_t)c->expand * c->channels / c->head_dim; }
 
@@ -2102,6 +2118,7 @@ static void hyena_backward(real* dx, HyenaParams* g, const real* dout, const rea
     short_conv_backward(s->du, g->conv_w, g->conv_b, s->dv, a->u, p->conv_w, B, T, 3 * C, HYENA_CONV);
     linear_backward(dx, g->w_in, g->b_in, s->du, x, p->w_in, R, C, 3 * C, C);
 }
+
 // ----------------------------------------------------------------------------------------------------------------
 // the model: parameters, activations
 
@@ -2178,7 +2195,7 @@ static void acts_layout(Acts* a, real* base, real* state_base, const Config* c, 
     t->count = a->states.count = 0;
     t->total = a->states.total = 0;
     if (((c->model == TRANSFORMER && c->pos == LEARNED) || c->model == HYENA) && T > (size_t)c->seq)
-        die("a model with %d positions cannot read %zu tokens at a time: train it with --context %zu", c->seq, T, T);
+        die("a model with %d positions cannot read %zu tokens at a time: give --seq %d, or train one with --context %zu", c->seq, T, c->seq, T);
     for (int n = 0; n < c->layers; n++) {
         BlockActs *b = &a->block[n], *first = &a->block[0];
         b->x = take(t, base, R, C, NONE, 0, "block%d.in", n);
@@ -2285,6 +2302,22 @@ static void model_free(Model* m) {
     memset(m, 0, sizeof *m);
 }
 
+// Bytes that each thread takes for itself while it works, beyond what model_build allocates.
+static size_t thread_bytes(const Model* m) {
+    const Config* c = &m->config;
+    size_t work = 0, T = m->T;
+    if (c->model == MAMBA && m->train) work = scan_thread_work(mamba_chunk(c, T));
+    if (c->model == MAMBA2) work = ssd_thread_work(mamba2_chunk(c, T), c->head_dim, c->d_state, m->train);
+    if (c->model == HYENA) work = long_conv_thread_work(fft_length(T), m->train);
+    return work * sizeof(real);
+}
+
+// Bytes that every token of a generated text leaves behind: its keys and values in all blocks.
+static size_t token_bytes(const Model* m) {
+    const Config* c = &m->config;
+    return c->model == TRANSFORMER && c->attention == SOFTMAX ? c->layers * cache_width(c) * sizeof(real) : 0;
+}
+
 // Number of parameters.
 static size_t model_parameters(const Model* m) {
     size_t n = 0;
@@ -2297,7 +2330,7 @@ static size_t model_parameters(const Model* m) {
 static double model_flops_per_token(const Model* m) {
     const Config* c = &m->config;
     double C = c->channels, n = c->tie ? 0 : -(double)c->vocab * C;          // looking wte up costs nothing
-    if (m->p.wpe || (c->model == TRANSFORMER && c->pos == LEARNED)) n -= (double)c->seq * C;
+    if (c->model == TRANSFORMER && c->pos == LEARNED) n -= (double)c->seq * C;
     for (int i = 0; i < m->table.count; i++) {
         const Tensor* t = &m->table.tensors[i];
         if (t->ndim == 2 && t->decay) n += t->size;                          // what does not decay is no matrix: A_log, filters
@@ -2584,8 +2617,8 @@ static int sample_token(const real* logits, real* scratch, int V, double tempera
     return best;
 }
 
-// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is one state, whatever
-// the length. Without a prompt the text begins after the end-of-text token, or after a newline.
+// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is what model_step carries
+// on. Without a prompt the text begins after the end-of-text token, or after a newline.
 static void generate(Model* m, const Tokenizer* tok, const char* prompt, int length, double temperature, int top_k, uint64_t seed) {
     int V = m->config.vocab, *ids = NULL;
     size_t count = 0;
@@ -2677,7 +2710,7 @@ static Option option_table[] = {
     {"expand",       'i', 'M', &opt.config.expand, 1, 16, "N", "2", "mamba, mamba2: inner channels, in C", 0},
     {"conv",         'i', 'M', &opt.config.conv, 2, MAX_CONV, "N", "4", "mamba, mamba2: width of the convolution", 0},
     {"head-dim",     'i', 'M', &opt.config.head_dim, 1, 1024, "N", "64", "mamba2: channels of a head", 0},
-    {"chunk",        'i', 'M', &opt.config.chunk, 0, 1 << 20, "N", "0", "mamba, mamba2: tokens between kept states; 0: sqrt(T), 64", 0},
+    {"chunk",        'i', 'M', &opt.config.chunk, 0, 1 << 16, "N", "0", "mamba, mamba2: tokens between kept states; 0: sqrt(T), 64", 0},
     {"emb",          'i', 'M', &opt.config.emb, 3, 1023, "N", "3", "hyena: numbers that describe a position (odd)", 0},
 };
 
@@ -2712,6 +2745,13 @@ static const Preset presets[] = {
                        "--lr 3e-3", "the same"},
 };
 
+// The largest divisor of n that is at most `most`.
+static int largest_divisor(int n, int most) {
+    int d = most < n ? most : n;
+    while (n % d) d--;
+    return d;
+}
+
 // Fills in what was left to be chosen (0), and refuses what contradicts itself.
 static void config_check(Config* c) {
     static const char* const owners[][2] = {        // flag, the models that know it
@@ -2721,6 +2761,12 @@ static void config_check(Config* c) {
         {"chunk", "mamba mamba2"}, {"head-dim", "mamba2"}, {"emb", "hyena"},
     };
     static const char* const names[] = {"transformer", "mamba", "mamba2", "hyena"};
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {     // each begins with its --model; the rest is made for that
+        const char* model = presets[i].flags + strlen("--model ");
+        int length = (int)strcspn(model, " ");
+        if (!strcmp(opt.preset, presets[i].name) && (strncmp(model, names[c->model], length) || names[c->model][length]))
+            die("--preset %s is of --model %.*s: leave --model %s out, or the preset", opt.preset, length, model, names[c->model]);
+    }
     for (size_t i = 0; i < sizeof owners / sizeof *owners; i++) {
         const char* p = owners[i][1];
         size_t length = strlen(names[c->model]);
@@ -2730,14 +2776,19 @@ static void config_check(Config* c) {
     }
     if (c->model == MAMBA || c->model == MAMBA2) { c->norm = RMS; c->mlp = NO_MLP; }
     if (c->model == HYENA) { c->norm = LAYER; c->mlp = GELU; }
-    if (c->model != TRANSFORMER) c->weights = SPREAD;
+    if (c->model != TRANSFORMER) { c->weights = SPREAD; c->post_norm = 0; }
+    if (c->mlp == NO_MLP && option_given("ff")) die("--ff %d is the width of an MLP, and --mlp none has none", c->ff);
+    if (option_given("context") && c->model != HYENA && (c->model != TRANSFORMER || c->pos != LEARNED))
+        die("--context %d counts learned positions or Hyena's filter: it needs --pos learned or --model hyena", c->seq);
     if (!c->kv_heads) c->kv_heads = c->heads;
     if (!c->ff) c->ff = c->mlp == SWIGLU ? (8 * c->channels / 3 + 15) / 16 * 16 : 4 * c->channels;
     if (!c->d_state) c->d_state = c->model == MAMBA2 ? 128 : 16;
     if (!c->seq) c->seq = opt.seq;
     if (c->model == TRANSFORMER) {
-        if (c->channels % c->heads) die("--channels %d do not divide into --heads %d", c->channels, c->heads);
-        if (c->heads % c->kv_heads) die("--heads %d do not divide into --kv-heads %d groups", c->heads, c->kv_heads);
+        if (c->channels % c->heads)
+            die("--channels %d do not divide into --heads %d: %d would do", c->channels, c->heads, largest_divisor(c->channels, c->heads));
+        if (c->heads % c->kv_heads)
+            die("--heads %d do not divide into --kv-heads %d groups: %d would do", c->heads, c->kv_heads, largest_divisor(c->heads, c->kv_heads));
         int size = c->channels / c->heads;
         if (size > MAX_HEAD) die("--channels %d in --heads %d makes heads of %d numbers; %d is the most: give more heads", c->channels, c->heads, size, MAX_HEAD);
         if (c->pos == ROPE && size % 2) die("--pos rope turns pairs of numbers, and a head of --channels %d / --heads %d = %d is odd", c->channels, c->heads, size);
@@ -2745,8 +2796,9 @@ static void config_check(Config* c) {
         if (c->post_norm && c->mlp == NO_MLP) die("--post-norm needs an --mlp");
     }
     if (c->model == MAMBA2 && c->expand * c->channels % c->head_dim)
-        die("mamba2: --expand %d x --channels %d do not divide into heads of --head-dim %d", c->expand, c->channels, c->head_dim);
-    if (c->model == HYENA && c->emb % 2 == 0) die("--emb %d: a position is described by its time and pairs of waves, an odd count", c->emb);
+        die("mamba2: --expand %d x --channels %d do not divide into heads of --head-dim %d: %d would do", c->expand, c->channels, c->head_dim,
+            largest_divisor(c->expand * c->channels, c->head_dim));
+    if (c->model == HYENA && c->emb % 2 == 0) die("--emb %d: a position is described by its time and pairs of waves, an odd count: %d or %d", c->emb, c->emb - 1, c->emb + 1);
 }
 
 // The model in a few words, without an end of line.
@@ -2886,8 +2938,8 @@ static double learning_rate(int step) {
     return opt.min_lr + (opt.lr - opt.min_lr) * part;
 }
 
-// --plan: what model_build would allocate, to the byte, without allocating it.
-static void print_plan(const Model* m) {
+// --plan: what model_build would allocate, to the byte, and `threads` threads while they work, without allocating it.
+static void print_plan(const Model* m, int threads) {
     printf("%-24s %18s %12s  init                decay\n", "tensor", "shape", "numbers");
     for (int i = 0; i < m->table.count; i++) {
         const Tensor* t = &m->table.tensors[i];
@@ -2898,10 +2950,13 @@ static void print_plan(const Model* m) {
     }
     size_t p = m->table.total * sizeof(real);
     size_t a = (m->acts.table.total + m->acts.states.total) * sizeof(real), s = (m->step.table.total + m->step.states.total) * sizeof(real);
+    size_t work = thread_bytes(m), token = token_bytes(m), all = (m->train ? 4 * p : p) + a + s + threads * work;
     printf("parameters: %zu\n", model_parameters(m));
     printf("bytes: parameters %zu, gradients %zu, AdamW %zu, activations of %d x %d tokens %zu, of one token %zu\n",
            p, m->train ? p : 0, m->train ? 2 * p : 0, m->B, m->T, a, s);
-    printf("bytes in all: %zu (%.2f GB)\n", (m->train ? 4 * p : p) + a + s, ((m->train ? 4 * p : p) + a + s) / 1e9);
+    if (work) printf("work space per thread: %zu bytes, threads: %d\n", work, threads);
+    printf("bytes in all: %zu (%.2f GB)\n", all, all / 1e9);
+    if (token) printf("keys and values of a generated text: %zu bytes a token\n", token);
     printf("bytes per token of the batch: %.0f\n", (double)a / m->B / m->T);
     printf("matmul FLOPs per token: %.1f M forward and backward\n", model_flops_per_token(m) / 1e6);
 }
@@ -2988,10 +3043,10 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
             die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s", step, norm, where ? where : "none alone");
         }
         double ms = 1e3 * (now() - start);
-        int left = (int)((now() - started) / (step - done) * (opt.steps - step));
+        long left = (long)((now() - started) / (step - done) * (opt.steps - step));
         int validate = val && (step == opt.steps || (opt.val_every && step % opt.val_every == 0));
         int sample = opt.sample_every && step % opt.sample_every == 0, line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
-        printf("%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %d:%02d:%02d", tty ? "\r\033[K" : "",
+        printf("%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %ld:%02ld:%02ld", tty ? "\r\033[K" : "",
                step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3, left / 3600, left / 60 % 60, left % 60);
         if (generated) printf(" | accuracy %.4f", counted ? correct / counted : 0);
         printf(line_ends ? "\n" : "");
@@ -3089,9 +3144,10 @@ int main(int argc, char** argv) {
     const Tokenizer* tok = opt.tokenizer[0] ? &tokenizer : NULL;
 
     Model m;
+    int B = opt.generate ? 1 : opt.batch, T = opt.generate ? 1 : opt.seq;         // a text is made token by token
     if (opt.plan) {
-        model_layout(&m, c, opt.batch, opt.seq, training);
-        print_plan(&m);
+        model_layout(&m, c, B, T, training);
+        print_plan(&m, threads);
         return 0;
     }
     DataLoader data = {0}, val = {0};
@@ -3101,7 +3157,7 @@ int main(int argc, char** argv) {
     if (has_val) open_data(&val, opt.val, c->stateful ? LOADER_STREAMS : LOADER_CONTIGUOUS, opt.seed + 0x5eedULL);
     if (opt.task && opt.val_batches == 0) die("--task never ends: --val-batches 0 (all) does not");
 
-    model_build(&m, c, opt.generate ? 1 : opt.batch, opt.generate ? 1 : opt.seq, training);
+    model_build(&m, c, B, T, training);
     m.grad_scale = 1.0 / opt.accum;
     model_init(&m, opt.seed);
     int done = 0;

@@ -1953,10 +1953,10 @@ __global__ void ssd_steps_kernel(float* delta, float* from_start, float* to_end,
         size_t t = k * q.L + j;
         float step = t < q.T ? softplus((float)dt[(b * q.T + t) * q.H + h] + b_dt[h]) : 0;
         delta[at + j * q.H] = step;
-        from_start[at + j * q.H] = fast_exp(sum += step * A);
+        from_start[at + j * q.H] = decay_exp(sum += step * A);
     }
     sum = 0;
-    for (size_t j = q.L; j-- > 0; sum += delta[at + j * q.H] * A) to_end[at + j * q.H] = fast_exp(sum);
+    for (size_t j = q.L; j-- > 0; sum += delta[at + j * q.H] * A) to_end[at + j * q.H] = decay_exp(sum);
 }
 // act -> b, c, u, uw, with zeros in the padding. A thread writes one number of one padded row.
 __global__ void ssd_operands_kernel(floatX* bm, floatX* cm, floatX* u, floatX* uw, const floatX* act, const float* delta, const float* to_end, SSD q) {
@@ -1986,7 +1986,7 @@ __global__ void ssd_mask_kernel(floatX* M, const floatX* scores, const float* de
         float sum = 0;
         for (size_t t = 0; t < L; t++) {
             if (t > j) sum += step[t * q.H] * A;
-            M[t * L + j] = (floatX)(t < j ? 0 : fast_exp(sum) * (float)scores[t * L + j]);
+            M[t * L + j] = (floatX)(t < j ? 0 : decay_exp(sum) * (float)scores[t * L + j]);
         }
     }
 }
@@ -2078,7 +2078,7 @@ __global__ void ssd_backward_mask_kernel(floatX* dM, const float* delta, const f
         float sum = 0;
         for (size_t t = 0; t < L; t++) {
             if (t > j) sum += step[t * q.H] * A;
-            dM[t * L + j] = (floatX)(t < j ? 0 : fast_exp(sum) * (float)dM[t * L + j]);
+            dM[t * L + j] = (floatX)(t < j ? 0 : decay_exp(sum) * (float)dM[t * L + j]);
         }
     }
 }
@@ -2481,6 +2481,7 @@ static F* take(Table* t, F* base, size_t rows, size_t cols, int init, double sca
     x->shape[0] = rows;
     x->shape[1] = cols;
     x->size = rows * (cols ? cols : 1);
+    if ((double)t->total + (double)x->size > 1e18) die("%s would have more than 10^18 numbers: no machine can hold this model", x->name);
     x->offset = t->total;
     t->total += (x->size + 15) / 16 * 16;       // every tensor starts where 8 numbers can be loaded at once
     return base ? base + x->offset : NULL;
@@ -2565,6 +2566,9 @@ static void attn_acts(AttnActs* a, const AttnActs* first, const Layout* l, const
     a->delta = take(l->exact, l->exact_base, R, H, NONE, 0, "delta");
 }
 
+// How many numbers the keys and values [k | v] of one token are, in one block.
+static size_t cache_width(const Config* c) { return 2 * (size_t)(c->channels / c->heads) * c->kv_heads; }
+
 // Room for one more token's keys and values. A dense model must keep all of them: that is what generation costs it.
 static floatX* attn_cache(AttnActs* a, const Config* c, size_t t, size_t width) {
     size_t limit = c->window, block = c->block;
@@ -2588,7 +2592,7 @@ static void attn_forward(floatX* out, const floatX* x, AttnActs* a, const AttnPa
     if (c->attention == LINEAR) {
         linear_attention_forward(a->out, a->lse, carry ? a->state : NULL, a->qkv, B, T, H, G, D);
     } else if (carry) {
-        device_copy(attn_cache(a, c, past, 2 * G * D), a->qkv + C, 2 * G * D * sizeof(floatX));
+        device_copy(attn_cache(a, c, past, cache_width(c)), a->qkv + C, cache_width(c) * sizeof(floatX));
         attention_step(a->out, a->qkv, a->cache, a->room, past, first_key(past, c->window, c->block), H, G, D);
     } else {
         attention_forward(a->out, a->lse, a->qkv, c->window, c->block, B, T, H, G, D);
@@ -2633,7 +2637,7 @@ typedef struct {
 static size_t mamba_rank(const Config* c) { return (c->channels + 15) / 16; }
 
 // Tokens in a chunk. 0, the default, takes sqrt(T) or 64: then all the states kept are N sqrt(T) numbers a channel, less
-// than a token's own activations whatever T. A block of the backward pass keeps a state for every STEPS tokens in shared
+// than the tokens' own activations whatever T. A block of the backward pass keeps a state for every STEPS tokens in shared
 // memory, which limits it.
 static size_t mamba_chunk(const Config* c, size_t T) {
     size_t L = c->chunk, most = 4096 / c->d_state > 64 ? 4096 / c->d_state : 64;
@@ -3159,7 +3163,7 @@ static void acts_layout(Acts* a, floatX* base, float* exact, float* state_base, 
     t->total = f->total = a->states.total = 0;
     if (index) { a->tokens = index; a->targets = index + R; a->order = index + 2 * R; a->first = index + 3 * R; }
     if (((c->model == TRANSFORMER && c->pos == LEARNED) || c->model == HYENA) && T > (size_t)c->seq)
-        die("a model with %d positions cannot read %zu tokens at a time: train it with --context %zu", c->seq, T, T);
+        die("a model with %d positions cannot read %zu tokens at a time: give --seq %d, or train one with --context %zu", c->seq, T, c->seq, T);
     for (int n = 0; n < c->layers; n++) {
         BlockActs *b = &a->block[n], *first = &a->block[0];
         b->sum1 = take(f, exact, R, C, NONE, 0, "block%d.sum1", n);
@@ -3309,6 +3313,12 @@ static void model_free(Model* m) {
     memset(m, 0, sizeof *m);
 }
 
+// Bytes that every token of a generated text leaves behind: its keys and values in all blocks.
+static size_t token_bytes(const Model* m) {
+    const Config* c = &m->config;
+    return c->model == TRANSFORMER && c->attention == SOFTMAX ? c->layers * cache_width(c) * sizeof(floatX) : 0;
+}
+
 // Number of parameters.
 static size_t model_parameters(const Model* m) {
     size_t n = 0;
@@ -3320,7 +3330,7 @@ static size_t model_parameters(const Model* m) {
 static double model_flops_per_token(const Model* m) {
     const Config* c = &m->config;
     double C = c->channels, n = c->tie ? 0 : -(double)c->vocab * C;          // looking wte up costs nothing
-    if (m->p.wpe || (c->model == TRANSFORMER && c->pos == LEARNED)) n -= (double)c->seq * C;
+    if (c->model == TRANSFORMER && c->pos == LEARNED) n -= (double)c->seq * C;
     for (int i = 0; i < m->table.count; i++) {
         const Tensor* t = &m->table.tensors[i];
         if (t->ndim == 2 && t->decay) n += t->size;                          // what does not decay is no matrix: A_log, filters
@@ -3670,8 +3680,8 @@ static int sample_token(const real* logits, real* scratch, int V, double tempera
     return best;
 }
 
-// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is one state, whatever
-// the length. Without a prompt the text begins after the end-of-text token, or after a newline.
+// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is what model_step carries
+// on. Without a prompt the text begins after the end-of-text token, or after a newline.
 static void generate(Model* m, const Tokenizer* tok, const char* prompt, int length, double temperature, int top_k, uint64_t seed) {
     int V = m->config.vocab, *ids = NULL;
     size_t count = 0;
@@ -3764,7 +3774,7 @@ static Option option_table[] = {
     {"expand",       'i', 'M', &opt.config.expand, 1, 16, "N", "2", "mamba, mamba2: inner channels, in C", 0},
     {"conv",         'i', 'M', &opt.config.conv, 2, MAX_CONV, "N", "4", "mamba, mamba2: width of the convolution", 0},
     {"head-dim",     'i', 'M', &opt.config.head_dim, 1, 1024, "N", "64", "mamba2: channels of a head", 0},
-    {"chunk",        'i', 'M', &opt.config.chunk, 0, 1 << 20, "N", "0", "mamba, mamba2: tokens between kept states; 0: sqrt(T), 64", 0},
+    {"chunk",        'i', 'M', &opt.config.chunk, 0, 1 << 16, "N", "0", "mamba, mamba2: tokens between kept states; 0: sqrt(T), 64", 0},
     {"emb",          'i', 'M', &opt.config.emb, 3, 1023, "N", "3", "hyena: numbers that describe a position (odd)", 0},
 };
 
@@ -3799,6 +3809,13 @@ static const Preset presets[] = {
                        "--lr 3e-3", "the same"},
 };
 
+// The largest divisor of n that is at most `most`.
+static int largest_divisor(int n, int most) {
+    int d = most < n ? most : n;
+    while (n % d) d--;
+    return d;
+}
+
 // Fills in what was left to be chosen (0), and refuses what contradicts itself.
 static void config_check(Config* c) {
     static const char* const owners[][2] = {        // flag, the models that know it
@@ -3808,6 +3825,12 @@ static void config_check(Config* c) {
         {"chunk", "mamba mamba2"}, {"head-dim", "mamba2"}, {"emb", "hyena"},
     };
     static const char* const names[] = {"transformer", "mamba", "mamba2", "hyena"};
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {     // each begins with its --model; the rest is made for that
+        const char* model = presets[i].flags + strlen("--model ");
+        int length = (int)strcspn(model, " ");
+        if (!strcmp(opt.preset, presets[i].name) && (strncmp(model, names[c->model], length) || names[c->model][length]))
+            die("--preset %s is of --model %.*s: leave --model %s out, or the preset", opt.preset, length, model, names[c->model]);
+    }
     for (size_t i = 0; i < sizeof owners / sizeof *owners; i++) {
         const char* p = owners[i][1];
         size_t length = strlen(names[c->model]);
@@ -3817,14 +3840,19 @@ static void config_check(Config* c) {
     }
     if (c->model == MAMBA || c->model == MAMBA2) { c->norm = RMS; c->mlp = NO_MLP; }
     if (c->model == HYENA) { c->norm = LAYER; c->mlp = GELU; }
-    if (c->model != TRANSFORMER) c->weights = SPREAD;
+    if (c->model != TRANSFORMER) { c->weights = SPREAD; c->post_norm = 0; }
+    if (c->mlp == NO_MLP && option_given("ff")) die("--ff %d is the width of an MLP, and --mlp none has none", c->ff);
+    if (option_given("context") && c->model != HYENA && (c->model != TRANSFORMER || c->pos != LEARNED))
+        die("--context %d counts learned positions or Hyena's filter: it needs --pos learned or --model hyena", c->seq);
     if (!c->kv_heads) c->kv_heads = c->heads;
     if (!c->ff) c->ff = c->mlp == SWIGLU ? (8 * c->channels / 3 + 15) / 16 * 16 : 4 * c->channels;
     if (!c->d_state) c->d_state = c->model == MAMBA2 ? 128 : 16;
     if (!c->seq) c->seq = opt.seq;
     if (c->model == TRANSFORMER) {
-        if (c->channels % c->heads) die("--channels %d do not divide into --heads %d", c->channels, c->heads);
-        if (c->heads % c->kv_heads) die("--heads %d do not divide into --kv-heads %d groups", c->heads, c->kv_heads);
+        if (c->channels % c->heads)
+            die("--channels %d do not divide into --heads %d: %d would do", c->channels, c->heads, largest_divisor(c->channels, c->heads));
+        if (c->heads % c->kv_heads)
+            die("--heads %d do not divide into --kv-heads %d groups: %d would do", c->heads, c->kv_heads, largest_divisor(c->heads, c->kv_heads));
         int size = c->channels / c->heads;
         if (size > MAX_HEAD) die("--channels %d in --heads %d makes heads of %d numbers; %d is the most: give more heads", c->channels, c->heads, size, MAX_HEAD);
         if (c->pos == ROPE && size % 2) die("--pos rope turns pairs of numbers, and a head of --channels %d / --heads %d = %d is odd", c->channels, c->heads, size);
@@ -3832,8 +3860,9 @@ static void config_check(Config* c) {
         if (c->post_norm && c->mlp == NO_MLP) die("--post-norm needs an --mlp");
     }
     if (c->model == MAMBA2 && c->expand * c->channels % c->head_dim)
-        die("mamba2: --expand %d x --channels %d do not divide into heads of --head-dim %d", c->expand, c->channels, c->head_dim);
-    if (c->model == HYENA && c->emb % 2 == 0) die("--emb %d: a position is described by its time and pairs of waves, an odd count", c->emb);
+        die("mamba2: --expand %d x --channels %d do not divide into heads of --head-dim %d: %d would do", c->expand, c->channels, c->head_dim,
+            largest_divisor(c->expand * c->channels, c->head_dim));
+    if (c->model == HYENA && c->emb % 2 == 0) die("--emb %d: a position is described by its time and pairs of waves, an odd count: %d or %d", c->emb, c->emb - 1, c->emb + 1);
 }
 
 // The model in a few words, without an end of line.
@@ -4003,11 +4032,12 @@ static void print_plan(const Model* m) {
     }
     size_t p = m->table.total * sizeof(float), copy = sizeof(floatX) == sizeof(float) ? 0 : m->table.total * sizeof(floatX);
     size_t a = acts_bytes(&m->acts), s = acts_bytes(&m->step), w = workspace_size(m) * sizeof(float);
-    size_t all = (m->train ? 4 * p : p) + copy + a + s + w;
+    size_t all = (m->train ? 4 * p : p) + copy + a + s + w, token = token_bytes(m);
     printf("parameters: %zu\n", model_parameters(m));
     printf("GPU bytes: parameters %zu, their bf16 copy %zu, gradients %zu, AdamW %zu, activations of %d x %d tokens %zu, "
            "of one token %zu, partial sums %zu\n", p, copy, m->train ? p : 0, m->train ? 2 * p : 0, m->B, m->T, a, s, w);
-    printf("GPU bytes in all: %zu (%.2f GB), and about 0.5 GB that CUDA and cuBLAS take for themselves\n", all, all / 1e9);
+    printf("GPU bytes in all: %zu (%.2f GB), and about 0.5 GB that CUDA and its libraries take for themselves\n", all, all / 1e9);
+    if (token) printf("keys and values of a generated text: %zu bytes a token\n", token);
     printf("bytes per token of the batch: %.0f\n", (double)a / m->B / m->T);
     printf("matmul FLOPs per token: %.1f M forward and backward\n", model_flops_per_token(m) / 1e6);
 }
@@ -4095,10 +4125,10 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
             die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s", step, norm, where ? where : "none alone");
         }
         double ms = 1e3 * (now() - start);
-        int left = (int)((now() - started) / (step - done) * (opt.steps - step));
+        long left = (long)((now() - started) / (step - done) * (opt.steps - step));
         int validate = val && (step == opt.steps || (opt.val_every && step % opt.val_every == 0));
         int sample = opt.sample_every && step % opt.sample_every == 0, line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
-        printf("%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %d:%02d:%02d", tty ? "\r\033[K" : "",
+        printf("%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %ld:%02ld:%02ld", tty ? "\r\033[K" : "",
                step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3, left / 3600, left / 60 % 60, left % 60);
         if (generated) printf(" | accuracy %.4f", counted ? correct / counted : 0);
         printf(line_ends ? "\n" : "");
@@ -4187,8 +4217,9 @@ int main(int argc, char** argv) {
     const Tokenizer* tok = opt.tokenizer[0] ? &tokenizer : NULL;
 
     Model m;
+    int B = opt.generate ? 1 : opt.batch, T = opt.generate ? 1 : opt.seq;         // a text is made token by token
     if (opt.plan) {
-        model_layout(&m, c, opt.batch, opt.seq, training);
+        model_layout(&m, c, B, T, training);
         print_plan(&m);
         return 0;
     }
@@ -4199,7 +4230,7 @@ int main(int argc, char** argv) {
     if (has_val) open_data(&val, opt.val, c->stateful ? LOADER_STREAMS : LOADER_CONTIGUOUS, opt.seed + 0x5eedULL);
     if (opt.task && opt.val_batches == 0) die("--task never ends: --val-batches 0 (all) does not");
 
-    model_build(&m, c, opt.generate ? 1 : opt.batch, opt.generate ? 1 : opt.seq, training);
+    model_build(&m, c, B, T, training);
     m.grad_scale = 1.0 / opt.accum;
     model_init(&m, opt.seed);
     int done = 0;

@@ -809,6 +809,7 @@ static F* take(Table* t, F* base, size_t rows, size_t cols, int init, double sca
     x->shape[0] = rows;
     x->shape[1] = cols;
     x->size = rows * (cols ? cols : 1);
+    if ((double)t->total + (double)x->size > 1e18) die("%s would have more than 10^18 numbers: no machine can hold this model", x->name);
     x->offset = t->total;
     t->total += (x->size + 15) / 16 * 16;       // every tensor starts where 8 numbers can be loaded at once
     return base ? base + x->offset : NULL;
@@ -1057,6 +1058,9 @@ static void model_free(Model* m) {
     free(m->sorted); free(m->step_logits);
     memset(m, 0, sizeof *m);
 }
+
+// Bytes that every token of a generated text leaves behind: nothing, the state has one size.
+static size_t token_bytes(const Model* m) { (void)m; return 0; }
 
 // Number of parameters, and multiply-adds x 2 x 3 (forward, and two products backward) of all matrix products per token.
 static size_t model_parameters(const Model* m) {
@@ -1414,8 +1418,8 @@ static int sample_token(const real* logits, real* scratch, int V, double tempera
     return best;
 }
 
-// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is one state, whatever
-// the length. Without a prompt the text begins after the end-of-text token, or after a newline.
+// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is what model_step carries
+// on. Without a prompt the text begins after the end-of-text token, or after a newline.
 static void generate(Model* m, const Tokenizer* tok, const char* prompt, int length, double temperature, int top_k, uint64_t seed) {
     int V = m->config.vocab, *ids = NULL;
     size_t count = 0;
@@ -1664,11 +1668,12 @@ static void print_plan(const Model* m) {
     }
     size_t p = m->table.total * sizeof(float), copy = sizeof(floatX) == sizeof(float) ? 0 : m->table.total * sizeof(floatX);
     size_t a = acts_bytes(&m->acts), s = acts_bytes(&m->step), w = workspace_size(m) * sizeof(float);
-    size_t all = (m->train ? 4 * p : p) + copy + a + s + w;
+    size_t all = (m->train ? 4 * p : p) + copy + a + s + w, token = token_bytes(m);
     printf("parameters: %zu\n", model_parameters(m));
     printf("GPU bytes: parameters %zu, their bf16 copy %zu, gradients %zu, AdamW %zu, activations of %d x %d tokens %zu, "
            "of one token %zu, partial sums %zu\n", p, copy, m->train ? p : 0, m->train ? 2 * p : 0, m->B, m->T, a, s, w);
-    printf("GPU bytes in all: %zu (%.2f GB), and about 0.5 GB that CUDA and cuBLAS take for themselves\n", all, all / 1e9);
+    printf("GPU bytes in all: %zu (%.2f GB), and about 0.5 GB that CUDA and its libraries take for themselves\n", all, all / 1e9);
+    if (token) printf("keys and values of a generated text: %zu bytes a token\n", token);
     printf("bytes per token of the batch: %.0f\n", (double)a / m->B / m->T);
     printf("matmul FLOPs per token: %.1f M forward and backward\n", model_flops_per_token(m) / 1e6);
 }
@@ -1756,10 +1761,10 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
             die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s", step, norm, where ? where : "none alone");
         }
         double ms = 1e3 * (now() - start);
-        int left = (int)((now() - started) / (step - done) * (opt.steps - step));
+        long left = (long)((now() - started) / (step - done) * (opt.steps - step));
         int validate = val && (step == opt.steps || (opt.val_every && step % opt.val_every == 0));
         int sample = opt.sample_every && step % opt.sample_every == 0, line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
-        printf("%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %d:%02d:%02d", tty ? "\r\033[K" : "",
+        printf("%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %ld:%02ld:%02ld", tty ? "\r\033[K" : "",
                step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3, left / 3600, left / 60 % 60, left % 60);
         if (generated) printf(" | accuracy %.4f", counted ? correct / counted : 0);
         printf(line_ends ? "\n" : "");
@@ -1848,8 +1853,9 @@ int main(int argc, char** argv) {
     const Tokenizer* tok = opt.tokenizer[0] ? &tokenizer : NULL;
 
     Model m;
+    int B = opt.generate ? 1 : opt.batch, T = opt.generate ? 1 : opt.seq;         // a text is made token by token
     if (opt.plan) {
-        model_layout(&m, c, opt.batch, opt.seq, training);
+        model_layout(&m, c, B, T, training);
         print_plan(&m);
         return 0;
     }
@@ -1860,7 +1866,7 @@ int main(int argc, char** argv) {
     if (has_val) open_data(&val, opt.val, c->stateful ? LOADER_STREAMS : LOADER_CONTIGUOUS, opt.seed + 0x5eedULL);
     if (opt.task && opt.val_batches == 0) die("--task never ends: --val-batches 0 (all) does not");
 
-    model_build(&m, c, opt.generate ? 1 : opt.batch, opt.generate ? 1 : opt.seq, training);
+    model_build(&m, c, B, T, training);
     m.grad_scale = 1.0 / opt.accum;
     model_init(&m, opt.seed);
     int done = 0;

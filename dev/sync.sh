@@ -12,7 +12,7 @@
 
 # The interface that every model implements in its own way: here only the first line, up to the {, has to agree.
 interface=" model_build model_free model_init model_forward model_backward model_logits model_reset model_step model_flops_per_token "
-interface+="params_layout acts_layout acts_forward workspace_size config_check config_describe "
+interface+="params_layout acts_layout acts_forward workspace_size thread_bytes token_bytes config_check config_describe "
 
 # Prints "NAME COMMENT_LINE FIRST_LINE BRACE_LINE LAST_LINE" for each function of the file given, by line numbers.
 functions_of() {

@@ -224,7 +224,7 @@ int main(int argc, char** argv) {
     int count = 1, chosen = 0;
     flags[0] = argv[0];
     for (int i = 1; i < argc && count < 50; i++) {
-        chosen |= !strcmp(argv[i], "--preset") || !strcmp(argv[i], "--model");
+        chosen |= !strcmp(argv[i], "--preset") || !strcmp(argv[i], "--model");      // a preset is of one model
         if (!strcmp(argv[i], "--tiny")) tiny = 1; else flags[count++] = argv[i];
     }
     if (!chosen) { flags[count++] = "--preset"; flags[count++] = presets[0].name; }

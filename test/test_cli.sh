@@ -43,6 +43,8 @@ report $? "  the last line: $(tail -n 1 .out)"
 logged=$(awk -F'\t' '$1 == 4 { print $3 }' run/log.tsv) printed=$(sed -n 's/^final val loss \([0-9.]*\).*/\1/p' .out)
 [ -n "$logged" ] && [ "$(printf %.4f "$logged")" = "$printed" ]; report $? "  the last validation is logged: $logged"
 cp .out first.txt
+check "--plan of --generate" train --plan --init run/model.safetensors --generate
+says "  is that of one token" 'activations of 1 x 1 tokens [0-9]+, of one token [0-9]+'
 check "--eval" train --init run/model.safetensors --eval --val val.bin "${SMALL[@]:2}"
 [ "$(tail -n 1 .out)" = "$(tail -n 1 first.txt)" ]; report $? "  gives the same last line: $(tail -n 1 .out)"
 check "the same on one thread" train "${DATA[@]}" "${SMALL[@]}" --val-every 2 --tokenizer bytes --sample-every 4 --sample-len 5 --out again --threads 1
@@ -152,6 +154,66 @@ fails "--warmup longer than --steps" "--warmup" small train.bin --warmup 100
 fails "--prompt without a tokenizer" "--tokenizer" small train.bin --prompt hello
 fails "a tokenizer that is not there" "nope" small train.bin --tokenizer nope
 fails "a tokenizer larger than the vocabulary" "--vocab" small train.bin --tokenizer bytes --vocab 100
+case $MODEL in baselines)
+    # each without --channels 8, so that what is wrong is what the name says
+    with() { train --task copy --vocab 9 --batch 2 --seq 16 --steps 1 --out bad "$@"; }
+    for pair in d-state:257 d-state:-1 conv:0 conv:1 conv:9 expand:0 expand:17 chunk:-1 chunk:1e9; do
+        for m in mamba mamba2; do fails "$m --${pair%:*} ${pair#*:}" "--${pair%:*} takes" with --model $m --${pair%:*} ${pair#*:}; done
+    done
+    for pair in heads:0 heads:-1 heads:1e9 kv-heads:-1 ff:-1 ff:1e9 window:-1 block:-1 window:1e10; do
+        fails "--${pair%:*} ${pair#*:}" "--${pair%:*} takes" with --${pair%:*} ${pair#*:}
+    done
+    for pair in emb:0 emb:2 emb:1e9; do fails "--${pair%:*} ${pair#*:}" "--${pair%:*} takes" with --model hyena --${pair%:*} ${pair#*:}; done
+    for n in 0 -1 1025; do fails "--head-dim $n" "--head-dim takes" with --model mamba2 --head-dim $n; done
+    for n in 0 -1 2e9; do fails "--context $n" "--context" with --model mamba --context $n; done
+    fails "an even --emb" "3 or 5" with --model hyena --emb 4
+    fails "heads that do not divide" "--heads 6: 4 would do" with --channels 8 --heads 6
+    fails "more heads than channels" "--heads 60000: 8 would do" with --channels 8 --heads 60000
+    fails "groups that do not divide" "--kv-heads 3 groups: 2 would do" with --kv-heads 3
+    fails "more groups than heads" "--kv-heads 8 groups: 4 would do" with --kv-heads 8
+    fails "mamba2's heads" "--head-dim 48: 32 would do" with --model mamba2 --head-dim 48
+    fails "a head too large" "give more heads" with --channels 514 --heads 2
+    fails "RoPE and an odd head" "--pos rope" with --channels 6 --heads 2
+    fails "linear attention and a window" "--attention linear" with --attention linear --window 4
+    fails "linear attention and blocks" "--attention linear" with --attention linear --block 4
+    fails "--post-norm without an MLP" "--post-norm" with --post-norm --mlp none
+    fails "--ff without an MLP" "--ff 7" with --mlp none --ff 7
+    fails "--context where nothing is positioned" "--context 16" with --context 16
+    fails "another model's flag" "--d-state is a flag of --model mamba mamba2" with --d-state 4
+    fails "and another" "--window is a flag of --model transformer" with --model hyena --window 4
+    for preset in harmonic-tf:mamba harmonic-tf:hyena gpt2:mamba2 mamba-tiny:mamba2 mamba2-tiny:mamba hyena-tiny:transformer; do
+        fails "--preset ${preset%:*} with --model ${preset#*:}" "--preset ${preset%:*} is of --model" with --preset ${preset%:*} --model ${preset#*:}
+    done
+    check "a preset with its own model" train --plan --preset mamba-tiny --model mamba
+    fails "more numbers than can be counted" "10^18" train --plan --model mamba --channels 65536 --expand 16 --d-state 256 --chunk 1 --batch 16000000 --seq 127 --layers 100
+    check "chunks longer than the text" with --model mamba2 --head-dim 64 --chunk 60000 --out chunks
+    for kind in "--model hyena" "--pos learned"; do     # what was trained on 16 positions has no more
+        short=$(tr -dc a-z <<< "$kind")
+        fails "$kind: a context shorter than --seq" "8 positions" with $kind --context 8
+        check "$kind: 16 positions" with $kind --channels 8 --out "$short"
+        fails "$kind: --eval on longer sequences" "give --seq 16" train --init $short/model.safetensors --eval --task copy --seq 32
+        fails "$kind: more training on longer ones" "give --seq 16" train --init $short/model.safetensors --task copy --seq 32 --steps 1 --out bad
+        fails "$kind: --resume with a longer context" "--context 16, not 32" train --resume $short/model.safetensors --steps 2 --context 32
+        check "$kind: a sample as long as the positions" train --init $short/model.safetensors --generate --sample-len 16
+        says "  is complete" '^([0-8] ){16}$'
+        check "$kind: a longer one" train --init $short/model.safetensors --generate --sample-len 17
+        says "  ends where they end" '^\[here the positions end'
+    done
+    check "a mamba" with --model mamba --channels 8 --out mamba
+    sed 's/"post-norm":"0"/"post-norm":"1"/' mamba/model.safetensors > mamba/post.safetensors
+    check "  whose checkpoint says what mamba has not, a norm after" train --init mamba/post.safetensors --eval --task copy
+    check "--plan of GPT-2" train --plan --preset gpt2
+    says "  keys and values" "^keys and values of a generated text: $((2 * 768 * 12 * 4)) bytes a token"
+    check "--plan with two groups" train --plan --preset gpt2 --kv-heads 2
+    says "  a sixth" "^keys and values of a generated text: $((2 * 128 * 12 * 4)) bytes a token"
+    for threads in 1 3; do          # E = 16, N = 128, one head: what ssd_backward lays out, in float
+        check "--plan of mamba2, $threads threads" train --plan --model mamba2 --channels 8 --head-dim 16 --layers 1 --vocab 9 --seq 64 --threads $threads
+        says "  their work space" "^work space per thread: $(((8 * 64 + 4 * 64 * 16 + 64 * 128 + 5 * 64 * 64) * 4)) bytes, threads: $threads"
+        eval "all$threads=$(sed -n 's/^bytes in all: \([0-9]*\).*/\1/p' .out)"
+    done
+    [ $((all3 - all1)) = $((2 * (8 * 64 + 4 * 64 * 16 + 64 * 128 + 5 * 64 * 64) * 4)) ]; report $? "  is in the sum"
+    ;;
+esac
 case $MODEL in harmonic)
     fails "--stateful and --task" "--stateful" train --task copy --stateful "${SMALL[@]}" --out bad
     fails "--stateful and random batches" "--batches random" small train.bin --stateful --batches random ;;

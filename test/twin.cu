@@ -891,6 +891,9 @@ int main(int argc, char** argv) {
             check_model(name, c, s[0], s[1]);
         }
     }
+#ifdef HAS_SSD
+    check_ssd(1, 50, 2, 3, 4, 16, 1, 85, 1);                    // rates by which e^-87, where fast_exp ends, would be multiplied
+#endif
     printf("bits: %016llx\n", (unsigned long long)hash);
     return check_report();
 }
