@@ -9,10 +9,11 @@ LONG=(--task copy --vocab 16 --channels 16 --layers 1 --batch 1 --seq 16384 --st
 
 # fits NAME FLAGS...
 fits() {
-    local plan peak
+    local plan longer peak
     plan=$(train "${LONG[@]}" "${@:2}" --plan | sed -n 's/^bytes in all: \([0-9]*\).*/\1/p')
-    [ -n "$plan" ] && [ "$plan" -lt 500000000 ]
-    report $? "$1: the plan is $plan bytes, less than half of a (T,T) tensor"
+    longer=$(train "${LONG[@]}" "${@:2}" --seq 65536 --plan | sed -n 's/^bytes in all: \([0-9]*\).*/\1/p')
+    [ -n "$plan" ] && [ "$plan" -lt 500000000 ] && [ "$longer" -le $((4 * plan)) ] && [ "$longer" -gt "$plan" ]
+    report $? "$1: the plan is $plan bytes, less than half of a (T,T) tensor, and $longer for 65,536 tokens"
     rm -rf run
     "$PEAK" "$TRAIN" "${LONG[@]}" "${@:2}" --out run > .out 2> .err
     report $? "  a step of training runs: $(grep -o 'loss [0-9.]* nats' .out)"

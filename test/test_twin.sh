@@ -118,7 +118,7 @@ run() { # NAME PROGRAM FLAGS...
 }
 
 programs() { # FLAGS...
-    local small="--layers 2 --vocab 256 --channels 24 --batch 2 --seq 33 --accum 2 --val-batches 2 --lr 3e-3 --warmup 1 --schedule constant --sample-every 0 $*" bytes code
+    local small="--layers 2 --vocab 256 --channels 24 --batch 2 --seq 33 --accum 2 --val-batches 2 --lr 3e-3 --warmup 1 --schedule constant --sample-every 0 $*" bytes longer code
     local folder
     folder=$(mktemp -d -p "$work") && cd "$folder" || exit 1
     echo "  with $*:"
@@ -152,6 +152,9 @@ programs() { # FLAGS...
     code=$?
     CUDA_ON_CPU_MEMORY=$((bytes - 1)) run short "$cu" $data $small --steps 1 --save-every -1 --out short
     check "$([ -n "$bytes" ] && [ $code = 0 ] && [ "$(final enough.log)" ] && echo 1)" "runs in the $bytes bytes of --plan"
+    longer=$("$cu" $data $small --batch 1 --seq 65536 --plan | grep -o 'GPU bytes in all: [0-9]*' | grep -o '[0-9]*')
+    bytes=$("$cu" $data $small --batch 1 --seq 16384 --plan | grep -o 'GPU bytes in all: [0-9]*' | grep -o '[0-9]*')
+    check "$([ -n "$bytes" ] && [ "$longer" -le $((4 * bytes)) ] && [ "$longer" -gt "$bytes" ] && echo 1)" "the plan of 1 x 65,536 tokens: $longer bytes, of 1 x 16,384: $bytes"
     check "$(grep -q '^error: not enough GPU memory: .*--plan' short.log && [ ! -e short/model.safetensors ] && echo 1)" "one byte less: $(head -n 1 short.log)"
 }
 case $model in
