@@ -247,8 +247,9 @@ check "  and goes on when there is room" train --resume kept/model.safetensors -
 # ---- signals: the step in hand is finished, and saved if saving is on
 interrupted() {                             # interrupted SIGNAL CODE FOLDER FLAGS...
     local code
+    rm -f .out                              # or what the last run said is taken for this one's
     "$TRAIN" "${DATA[@]}" "${SMALL[@]}" --steps 1000000 --val-every 0 --out "$3" "${@:4}" > .out 2> .err &
-    for i in $(seq 200); do grep -q '^step 3/' .out && break; sleep 0.05; done
+    for i in $(seq 200); do grep -qs '^step 3/' .out && break; sleep 0.05; done
     kill -"$1" $!
     for i in $(seq 200); do kill -0 $! 2> /dev/null || break; sleep 0.05; done
     kill -9 $! 2> /dev/null                 # only where the signal did nothing
