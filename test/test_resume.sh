@@ -39,8 +39,9 @@ train --init fresh/model.safetensors "${DATA[@]}" "${SMALL[@]}" --schedule const
 # ---- with the default schedule, stopped by Ctrl-C wherever that hits
 flags=("${DATA[@]}" --channels 24 --batch 8 --seq 64 --steps 40 --val-every 0 --val-batches 2)
 "$TRAIN" "${flags[@]}" --out whole > whole.out
+rm -f .out                                  # or what the last run said is taken for this one's
 "$TRAIN" "${flags[@]}" --out stopped > .out 2> .err &
-for i in $(seq 200); do grep -q '^step 5/' .out && break; sleep 0.02; done
+for i in $(seq 200); do grep -qs '^step 5/' .out && break; sleep 0.02; done
 kill -INT $!
 wait $!
 code=$? step=$(sed -n 's/^stopped by .* after step //p' .out)
@@ -61,9 +62,10 @@ while [ $round -lt 40 ] && [ $((round < 10 || inside == 0)) = 1 ]; do
     kill -9 $pid
     wait $pid 2> /dev/null
     [ -e killed/model.safetensors.tmp ] && inside=$((inside + 1))
+    rm -f .out
     "$TRAIN" --resume killed/model.safetensors > .out 2> .err &
     pid=$!
-    for i in $(seq 400); do grep -q '^step ' .out && break; kill -0 $pid 2> /dev/null || break; sleep 0.02; done
+    for i in $(seq 400); do grep -qs '^step ' .out && break; kill -0 $pid 2> /dev/null || break; sleep 0.02; done
     now=$(sed -n 's/^step \([0-9]*\).*/\1/p' .out | head -n 1)
     if [ -z "$now" ] || [ "$now" -le "$last" ]; then sound=0; break; fi
     last=$now
