@@ -1,6 +1,7 @@
-// train_baselines.c: what the new architectures are measured against, Transformer, Mamba, Mamba-2 and Hyena, trained on the
-// CPU in plain C by the same loop on the same batches. Forward and backward are written out by hand; test/gradcheck.c holds
-// every line of them. train_baselines.cu beside this file is the same program in CUDA, function for function.
+// train_baselines.c: what the new architectures are measured against, Transformer, Mamba, Mamba-2 and Hyena, trained on
+// the CPU in plain C by the same loop on the same batches. Forward and backward are written out by hand;
+// test/gradcheck.c holds every line of them.
+// train_baselines.cu beside this file is the same program in CUDA, function for function.
 //
 // All four are a stack of N blocks on a residual stream, and differ in the mixer, which alone lets a token see others:
 //
@@ -17,7 +18,7 @@
 //
 // The Transformer's flags, each of which a published table needs:
 //   --pos rope|learned|none            rotary, a learned vector per position, or none
-//   --norm rms|layer  --post-norm      which norm; after the residual sum (Vaswani et al. 2017) instead of before the mixer
+//   --norm rms|layer  --post-norm      which norm; after the residual sum (Vaswani et al. 2017), not before the mixer
 //   --mlp swiglu|gelu|none  --ff N     silu(Wgate x) ⊙ Wup x without biases, gelu(Wup x + b) with, or no MLP; its width
 //   --heads N --kv-heads N --bias      grouped queries: heads share keys and values; attention with biases
 //   --window W  --block L              see the last W tokens; see only within blocks of L tokens
@@ -31,8 +32,8 @@
 // Memory is O(T) in every model, also where time is O(T²): no (T,T) tensor exists, and the backward pass of attention
 // computes its probabilities again from one number a row, the log of their sum.
 //
-// Reading order: the mixer of the model in question, layer_forward, acts_forward; then their backwards. What is not about
-// mixers is train_harmonic.c's to the letter.
+// Reading order: the mixer of the model in question, layer_forward, acts_forward; then their backwards. What is not
+// about mixers is train_harmonic.c's to the letter.
 //
 // Build and run:   make cpu        Everything it can do:   ./build/cpu/train_baselines --help
 
@@ -130,8 +131,8 @@ static void flush_denormals_here(void) {
 #endif
 }
 
-// All threads do. gcc's OpenMP lets every thread keep its own setting; clang's sets all to the caller's at each parallel
-// region, and undoes what the region changed.
+// All threads do. gcc's OpenMP lets every thread keep its own setting; clang's sets all to the caller's at each
+// parallel region, and undoes what the region changed.
 static void flush_denormals(void) {
     flush_denormals_here();
     #pragma omp parallel
@@ -140,8 +141,8 @@ static void flush_denormals(void) {
 
 // e^x to 8e-8 relative, as arithmetic that the compiler turns into vector instructions (libm's expf stays scalar and is
 // ten times slower). x = n ln 2 + r with |r| <= ln(2)/2; e^r is its Taylor series, 2^n goes straight into the exponent
-// bits. x is held inside [-87, 87], where neither e^x nor e^-x leaves a float's range; NaN stays NaN. Gradient checks, in
-// double, use libm's.
+// bits. x is held inside [-87, 87], where neither e^x nor e^-x leaves a float's range; NaN stays NaN.
+// Gradient checks, in double, use libm's.
 static inline real fast_exp(real x) {
     x = x < -87 ? -87 : x > 87 ? 87 : x;
     if (sizeof(real) == 8) return exp(x);
@@ -163,11 +164,11 @@ static inline real fast_tanh(real x) { return 1 - 2 / (1 + fast_exp(2 * x)); }
 // dY W (dX) and dYᵀ X (dW), and a part of a matrix is a pointer and the whole matrix's stride.
 //
 // A CPU core can do two 16-wide multiply-adds a cycle but load only two vectors, so numbers must be used many times
-// once loaded. A block of B (KC x NC) is copied ("packed") into panels of NR columns, in the order in which they are read
-// and zero-padded at the edge, and `matmul_tile` keeps an MR x NR corner of C in registers for all k of the block: MR + 2
-// loads serve 2 MR multiply-adds. A is read where it stands if its rows are contiguous; else MR rows at a time are packed.
-// An element of C is summed by one thread in the order of k, whatever the number of threads. Threads that already share
-// out work among themselves may call it too: each then has a block of its own, and computes alone.
+// once loaded. A block of B (KC x NC) is copied ("packed") into panels of NR columns, in the order in which they are
+// read and zero-padded at the edge, and `matmul_tile` keeps an MR x NR corner of C in registers for all k of the block:
+// MR + 2 loads serve 2 MR multiply-adds. A is read where it stands if its rows are contiguous; else MR rows at a time
+// are packed. An element of C is summed by one thread in the order of k, whatever the number of threads. Threads that
+// already share out work among themselves may call it too: each then has a block of its own, and computes alone.
 #ifdef __AVX512F__
 enum { VECTOR_BYTES = 64, MR = 8 };     // 2 x 8 of 32 registers hold C
 #else
@@ -177,7 +178,8 @@ enum { NR = 2 * VECTOR_BYTES / sizeof(real), KC = 256, NC = 1024 };
 typedef real vector __attribute__((vector_size(VECTOR_BYTES)));
 
 // out(h,NR) = sum_k a(i,k) b(k,NR), or += with add; a(i,k) = a[i*ai + k*ak], h <= MR, out and b aligned.
-static inline void matmul_tile(real* out, const real* a, size_t ai, size_t ak, size_t h, const real* b, size_t K, int add) {
+static inline void matmul_tile(real* out, const real* a, size_t ai, size_t ak, size_t h,
+                               const real* b, size_t K, int add) {
     vector sum[MR][2] = {{{0}}};
     const real* row[MR];
     for (size_t i = 0; i < MR; i++) row[i] = a + smin(i, h - 1) * ai;      // past the end: the last row again
@@ -219,15 +221,21 @@ static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, si
                 const real* b = B + k0 * bk + (j0 + j) * bj;
                 real* p = packed + j * kc;
                 size_t w = smin(NR, n - j);
-                if (bj == 1) for (size_t k = 0; k < kc; k++) for (size_t q = 0; q < NR; q++) p[k * NR + q] = q < w ? b[k * bk + q] : 0;
-                else         for (size_t q = 0; q < NR; q++) for (size_t k = 0; k < kc; k++) p[k * NR + q] = q < w ? b[k * bk + q * bj] : 0;
+                if (bj == 1)
+                    for (size_t k = 0; k < kc; k++)
+                        for (size_t q = 0; q < NR; q++) p[k * NR + q] = q < w ? b[k * bk + q] : 0;
+                else
+                    for (size_t q = 0; q < NR; q++)
+                        for (size_t k = 0; k < kc; k++) p[k * NR + q] = q < w ? b[k * bk + q * bj] : 0;
             }
             real a[KC * MR] __attribute__((aligned(64))), out[MR * NR] __attribute__((aligned(64)));
             #pragma omp for
             for (size_t i = 0; i < M; i += MR) {
                 const real* s = A + i * ai + k0 * ak;
                 size_t h = smin(MR, M - i);
-                if (ak != 1) for (size_t k = 0; k < kc; k++) for (size_t q = 0; q < MR; q++) a[k * MR + q] = q < h ? s[q * ai + k * ak] : 0;
+                if (ak != 1)
+                    for (size_t k = 0; k < kc; k++)
+                        for (size_t q = 0; q < MR; q++) a[k * MR + q] = q < h ? s[q * ai + k * ak] : 0;
                 for (size_t j = 0; j < n; j += NR) {
                     if (ak == 1) matmul_tile(out, s, ai, 1, h, packed + j * kc, kc, 0);
                     else         matmul_tile(out, a, 1, MR, h, packed + j * kc, kc, 0);
@@ -247,7 +255,7 @@ static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, si
 // layers. `rows` is B*T. Loops are split over rows or over fixed blocks of channels, never by the number of threads,
 // so that results do not depend on it.
 
-enum { BLOCK = 128 };           // channels that one thread takes at a time: 512 bytes in a row keep the prefetcher going
+enum { BLOCK = 128 };       // channels that one thread takes at a time: 512 bytes in a row keep the prefetcher going
 
 // x(rows,C) = scale * wte(V,C)[tokens(rows)]
 static void embedding_forward(real* x, const int* tokens, const real* wte, real scale, size_t rows, size_t C) {
@@ -279,7 +287,8 @@ static void sum_rows(real* out, const real* x, size_t rows, size_t C) {
 
 // out(rows,OC) = inp(rows,IC) wᵀ + bias, w (OC,IC) with row stride ldw >= IC, so that w may be some columns of a wider
 // matrix: W [x ; e] is computed as W_left x + W_right e (add = 1 for the second), and nothing is concatenated.
-static void linear_forward(real* out, const real* inp, const real* w, const real* bias, size_t rows, size_t IC, size_t OC, size_t ldw, int add) {
+static void linear_forward(real* out, const real* inp, const real* w, const real* bias,
+                           size_t rows, size_t IC, size_t OC, size_t ldw, int add) {
     matmul(out, inp, w, rows, OC, IC, OC, IC, 1, 1, ldw, add);
     if (!bias) return;
     #pragma omp parallel for
@@ -287,7 +296,7 @@ static void linear_forward(real* out, const real* inp, const real* w, const real
         for (size_t o = 0; o < OC; o++) out[r * OC + o] += bias[o];
 }
 
-// out = inp wᵀ + bias  =>  dinp = dout w,  dw = doutᵀ inp,  dbias = sum of dout's rows. All are added to; NULL: not wanted.
+// out = inp wᵀ + bias  =>  dinp = dout w,  dw = doutᵀ inp,  dbias = sum of dout's rows. Added to; NULL: not wanted.
 static void linear_backward(real* dinp, real* dw, real* dbias, const real* dout, const real* inp, const real* w,
                             size_t rows, size_t IC, size_t OC, size_t ldw) {
     if (dinp) matmul(dinp, dout, w, rows, IC, OC, IC, OC, 1, ldw, 1, 1);
@@ -312,9 +321,10 @@ static void silu_backward(real* d, const real* z, size_t rows, size_t C) {
         }
 }
 
-// out = (x - mean) rstd w + b over each row of x (rows,C); mean, rstd (rows) are kept for the backward. With w = b = NULL
-// it is n(.), the norm without parameters. eps 1e-5 keeps a constant row finite.
-static void layernorm_forward(real* out, real* mean, real* rstd, const real* x, const real* w, const real* b, size_t rows, size_t C) {
+// out = (x - mean) rstd w + b over each row of x (rows,C); mean, rstd (rows) are kept for the backward. With
+// w = b = NULL it is n(.), the norm without parameters. eps 1e-5 keeps a constant row finite.
+static void layernorm_forward(real* out, real* mean, real* rstd, const real* x, const real* w,
+                              const real* b, size_t rows, size_t C) {
     #pragma omp parallel for
     for (size_t r = 0; r < rows; r++) {
         const real* xr = x + r * C;
@@ -332,10 +342,10 @@ static void layernorm_forward(real* out, real* mean, real* rstd, const real* x, 
     }
 }
 
-// With n = (x - mean) rstd, g = dout w:  dx = rstd (g - mean(g) - n mean(g n)), since moving x along the constant row or
-// along n itself changes nothing in n.  dw = sum over rows of dout n,  db = sum of dout.  All are added to.
-static void layernorm_backward(real* dx, real* dw, real* db, const real* dout, const real* x, const real* mean, const real* rstd,
-                               const real* w, size_t rows, size_t C) {
+// With n = (x - mean) rstd, g = dout w:  dx = rstd (g - mean(g) - n mean(g n)), since moving x along the constant row
+// or along n itself changes nothing in n.  dw = sum over rows of dout n,  db = sum of dout.  All are added to.
+static void layernorm_backward(real* dx, real* dw, real* db, const real* dout, const real* x, const real* mean,
+                               const real* rstd, const real* w, size_t rows, size_t C) {
     #pragma omp parallel for
     for (size_t r = 0; r < rows; r++) {
         const real *xr = x + r * C, *d = dout + r * C;
@@ -377,9 +387,10 @@ static void rmsnorm_forward(real* out, real* rstd, const real* x, const real* w,
     }
 }
 
-// With n = x rstd, g = dout w:  dx = rstd (g - n mean(g n)), since moving x along n itself changes nothing in n (but for
-// eps).  dw = sum over rows of dout n.  Both are added to.
-static void rmsnorm_backward(real* dx, real* dw, const real* dout, const real* x, const real* rstd, const real* w, size_t rows, size_t C) {
+// With n = x rstd, g = dout w:  dx = rstd (g - n mean(g n)), since moving x along n itself changes nothing in n (but
+// for eps).  dw = sum over rows of dout n.  Both are added to.
+static void rmsnorm_backward(real* dx, real* dw, const real* dout, const real* x, const real* rstd,
+                             const real* w, size_t rows, size_t C) {
     #pragma omp parallel for
     for (size_t r = 0; r < rows; r++) {
         const real *xr = x + r * C, *d = dout + r * C;
@@ -425,8 +436,8 @@ static void swiglu_forward(real* out, const real* z, const real* up, size_t rows
         for (size_t i = r * C; i < (r + 1) * C; i++) out[i] = z[i] * sigmoid(z[i]) * up[i];
 }
 
-// dup = dout silu(z),  dz = dout up silu'(z), with silu' = σ (1 + z (1 - σ)).  d is dout on entry and dz on return; dup is
-// written.
+// dup = dout silu(z),  dz = dout up silu'(z), with silu' = σ (1 + z (1 - σ)).  d is dout on entry and dz on return;
+// dup is written.
 static void swiglu_backward(real* d, real* dup, const real* z, const real* up, size_t rows, size_t C) {
     #pragma omp parallel for
     for (size_t r = 0; r < rows; r++)
@@ -459,13 +470,13 @@ static void positions_backward(real* dwpe, const real* dx, size_t B, size_t T, s
             for (size_t c = 0; c < C; c++) dwpe[t * C + c] += dx[(b * T + t) * C + c];
 }
 
-// The head and the loss, forward and backward in one pass over HEAD_ROWS rows at a time, so that the logits, the largest
-// thing in the model, exist only for those rows: memory does not grow with T V.
+// The head and the loss, forward and backward in one pass over HEAD_ROWS rows at a time, so that the logits, the
+// largest thing in the model, exist only for those rows: memory does not grow with T V.
 //     logits = y headᵀ      loss = mean over rows with target >= 0 of  log sum_v e^logit_v - logit_target
 //     dlogits = (softmax - onehot(target)) / count         dy = dlogits head      dhead += dlogitsᵀ y
-// y, dy (rows,C), head, dhead (V,C), targets (rows), logits (HEAD_ROWS,V) scratch. dy == NULL: loss only. dy is written,
-// dhead is added to; `scale` multiplies both (1/accum). Returns the mean loss in nats (0 where no row has a target);
-// *counted and *correct receive the number of targets, and of those that had the largest logit.
+// y, dy (rows,C), head, dhead (V,C), targets (rows), logits (HEAD_ROWS,V) scratch. dy == NULL: loss only. dy is
+// written, dhead is added to; `scale` multiplies both (1/accum). Returns the mean loss in nats (0 where no row has a
+// target); *counted and *correct receive the number of targets, and of those that had the largest logit.
 enum { HEAD_ROWS = 512 };
 static double head_loss(real* dy, real* dhead, const real* y, const real* head, const int* targets, real* logits,
                         double scale, size_t rows, size_t C, size_t V, size_t* counted, size_t* correct) {
@@ -539,8 +550,8 @@ static void rope(real* x, const real* table, int sign, size_t B, size_t T, size_
         }
 }
 
-// Which keys a query sees: s <= t, with `window` the last `window` of them, with `block` those of t's own block (0: no such
-// limit). For every query it is an interval [first_key(t), t], and for every key an interval of queries
+// Which keys a query sees: s <= t, with `window` the last `window` of them, with `block` those of t's own block (0: no
+// such limit). For every query it is an interval [first_key(t), t], and for every key an interval of queries
 // [s, last_query(s)], so no pair is looked at that does not count, and a window costs T · window.
 static size_t first_key(size_t t, size_t window, size_t block) {
     size_t first = window && t + 1 > window ? t + 1 - window : 0, start = block ? t / block * block : 0;
@@ -553,9 +564,9 @@ static size_t last_query(size_t s, size_t T, size_t window, size_t block) {
     return last;
 }
 
-// out(M,NR) = sum_k a(i,k) b(k,NR), or += with `more`; a(i,k) = a[i*ai + k*ak]. The products of attention: NR queries (or
-// keys) are the columns, as wide as matmul_tile's registers, and everything about them lies in such narrow panels. a is
-// read where it stands in qkv.
+// out(M,NR) = sum_k a(i,k) b(k,NR), or += with `more`; a(i,k) = a[i*ai + k*ak]. The products of attention: NR queries
+// (or keys) are the columns, as wide as matmul_tile's registers, and everything about them lies in such narrow panels.
+// a is read where it stands in qkv.
 static void panel_product(real* out, const real* a, size_t ai, size_t ak, const real* b, size_t M, size_t K, int more) {
     for (size_t i = 0; i < M; i += MR) matmul_tile(out + i * NR, a + i * ai, ai, ak, smin(MR, M - i), b, K, more);
 }
@@ -572,9 +583,11 @@ static void panel_store(real* x, const real* panel, real scale, size_t n, size_t
 
 // Softmax attention. For every head, with k and v of its group:
 //     o_t = sum_s p_ts v_s      p_ts = e^(z_ts - lse_t)      z_ts = q_t·k_s D^-½      lse_t = log sum_s e^z_ts
-// out (B*T, H D), lse (B*T, H). No (T,T) tensor: NR queries meet KEYS keys at a time, and where a larger z turns up than
-// any before ("top"), what has been summed so far is scaled down to it (Milakov & Gimelshein 2018; FlashAttention).
-static void attention_forward(real* out, real* lse, const real* qkv, size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D) {
+// out (B*T, H D), lse (B*T, H). No (T,T) tensor: NR queries meet KEYS keys at a time, and where a larger z turns up
+// than any before ("top"), what has been summed so far is scaled down to it
+// (Milakov & Gimelshein 2018; FlashAttention).
+static void attention_forward(real* out, real* lse, const real* qkv,
+                              size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D) {
     size_t W = (H + 2 * G) * D;
     real scale = 1 / sqrt((real)D);
     #pragma omp parallel for collapse(3) schedule(dynamic)
@@ -593,7 +606,8 @@ static void attention_forward(real* out, real* lse, const real* qkv, size_t wind
             panel_product(p, keys + k0 * W, W, 1, q, w, D, 0);
             for (size_t j = 0; j < w; j++) {                    // key k0+j is seen by columns lo .. hi
                 int lo = (int)(k0 + j) - (int)q0, hi = (int)last_query(k0 + j, T, window, block) - (int)q0;
-                if (lo > 0 || hi < NR - 1) for (int i = 0; i < NR; i++) p[j * NR + i] = i >= lo && i <= hi ? p[j * NR + i] : -INFINITY;
+                if (lo > 0 || hi < NR - 1)
+                    for (int i = 0; i < NR; i++) p[j * NR + i] = i >= lo && i <= hi ? p[j * NR + i] : -INFINITY;
             }
             real larger[NR];
             for (size_t i = 0; i < NR; i++) larger[i] = top[i];
@@ -622,11 +636,13 @@ static void attention_forward(real* out, real* lse, const real* qkv, size_t wind
 }
 
 // With do_t given, and p recomputed from lse:
-//     dv_s = sum_t p_ts do_t        dp_ts = do_t·v_s        dz_ts = p_ts (dp_ts - delta_t),   delta_t = sum_s p_ts dp_ts = do_t·o_t
+//     dv_s = sum_t p_ts do_t        dp_ts = do_t·v_s
+//     dz_ts = p_ts (dp_ts - delta_t),   delta_t = sum_s p_ts dp_ts = do_t·o_t
 //     dq_t = D^-½ sum_s dz_ts k_s   dk_s = D^-½ sum_t dz_ts q_t
-// dq sums over keys, dk and dv over queries (and over the heads of a group): two passes, each of which owns what it writes.
-// dqkv (B*T, W) is written; delta (B*T, H) is scratch.
-static void attention_backward(real* dqkv, real* delta, const real* dout, const real* out, const real* lse, const real* qkv,
+// dq sums over keys, dk and dv over queries (and over the heads of a group): two passes, each of which owns what it
+// writes. dqkv (B*T, W) is written; delta (B*T, H) is scratch.
+static void attention_backward(real* dqkv, real* delta, const real* dout, const real* out,
+                               const real* lse, const real* qkv,
                                size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D) {
     size_t W = (H + 2 * G) * D, C = H * D;
     real scale = 1 / sqrt((real)D);
@@ -635,8 +651,10 @@ static void attention_backward(real* dqkv, real* delta, const real* dout, const 
     for (size_t h = 0; h < H; h++)
     for (size_t q0 = 0; q0 < T; q0 += NR) {                     // first pass: dq and delta of NR queries
         const real *base = qkv + b * T * W, *keys = base + (H + h / (H / G)) * D, *values = keys + G * D;
-        real q[MAX_HEAD * NR] __attribute__((aligned(64))), dq[MAX_HEAD * NR] __attribute__((aligned(64))), d_o[MAX_HEAD * NR] __attribute__((aligned(64)));
-        real p[KEYS * NR] __attribute__((aligned(64))), dp[KEYS * NR] __attribute__((aligned(64))), l[NR] = {0}, dl[NR] = {0};
+        real q[MAX_HEAD * NR] __attribute__((aligned(64))), dq[MAX_HEAD * NR] __attribute__((aligned(64))),
+             d_o[MAX_HEAD * NR] __attribute__((aligned(64)));
+        real p[KEYS * NR] __attribute__((aligned(64))), dp[KEYS * NR] __attribute__((aligned(64))),
+             l[NR] = {0}, dl[NR] = {0};
         size_t n = smin(NR, T - q0), r0 = b * T + q0;
         panel_load(q, base + q0 * W + h * D, scale, n, W, D);
         panel_load(d_o, dout + r0 * C + h * D, 1, n, C, D);
@@ -697,9 +715,10 @@ static void attention_backward(real* dqkv, real* delta, const real* dout, const 
     }
 }
 
-// One token's attention, for generation: its own q, and the keys and values [k | v] (2 G D) of all tokens so far, of which
-// token s lies in cache[s % room]. Plain softmax. t: the token's place.
-static void attention_step(real* out, const real* q, const real* cache, size_t room, size_t t, size_t first, size_t H, size_t G, size_t D) {
+// One token's attention, for generation: its own q, and the keys and values [k | v] (2 G D) of all tokens so far, of
+// which token s lies in cache[s % room]. Plain softmax. t: the token's place.
+static void attention_step(real* out, const real* q, const real* cache,
+                           size_t room, size_t t, size_t first, size_t H, size_t G, size_t D) {
     #pragma omp parallel for if (H * (t - first) * D > 50000)
     for (size_t h = 0; h < H; h++) {
         const real *qh = q + h * D, *kv = cache + h / (H / G) * D;
@@ -723,12 +742,15 @@ static inline real phi(real x) { return x > 0 ? x + 1 : fast_exp(x); }
 static inline real phi_slope(real x) { return x > 0 ? 1 : fast_exp(x); }
 static const real LEAST = 1e-6;         // what the sum is held above before a division
 
-// Linear attention (Katharopoulos et al. 2020): with φ(q)·φ(k) in the place of e^(q·k) the sum over the past becomes a state
+// Linear attention (Katharopoulos et al. 2020):
+// with φ(q)·φ(k) in the place of e^(q·k) the sum over the past becomes a state
 //     S_t = S_{t-1} + φ(k_t) v_tᵀ  (D,D)       z_t = z_{t-1} + φ(k_t)  (D)       den_t = φ(q_t)·z_t
 //     o_t = S_tᵀ φ(q_t) / max(den_t, LEAST)
-// and time costs O(T). out (B*T, H D), den (B*T, H). state (B,G,D+1,D), S and then z, is where the sums start and where they
-// end. It is the plain recurrence: S fits into a core's first cache, and a step costs far less than its projections.
-static void linear_attention_forward(real* out, real* den, real* state, const real* qkv, size_t B, size_t T, size_t H, size_t G, size_t D) {
+// and time costs O(T). out (B*T, H D), den (B*T, H). state (B,G,D+1,D), S and then z, is where the sums start and where
+// they end. It is the plain recurrence:
+// S fits into a core's first cache, and a step costs far less than its projections.
+static void linear_attention_forward(real* out, real* den, real* state, const real* qkv,
+                                     size_t B, size_t T, size_t H, size_t G, size_t D) {
     size_t W = (H + 2 * G) * D;
     #pragma omp parallel for collapse(2)
     for (size_t b = 0; b < B; b++)
@@ -756,12 +778,14 @@ static void linear_attention_forward(real* out, real* den, real* state, const re
     }
 }
 
-// With n_t = do_t / max(den_t, LEAST) the gradient of S_tᵀ φ(q_t), and m_t = -n_t·o_t that of den_t (0 where it was held):
+// With n_t = do_t / max(den_t, LEAST) the gradient of S_tᵀ φ(q_t), and m_t = -n_t·o_t that of den_t
+// (0 where it was held):
 //     dφ(q_t) = S_t n_t + m_t z_t                                 S, z once more forward in time
 //     U_s = U_{s+1} + φ(q_s) n_sᵀ      u_s = u_{s+1} + m_s φ(q_s)  the gradients of S and z, backward in time
 //     dφ(k_s) = U_s v_s + u_s          dv_s = U_sᵀ φ(k_s)
 // dqkv (B*T, W) is written; state (B,G,D+1,D) is scratch, the sums having started from 0.
-static void linear_attention_backward(real* dqkv, real* state, const real* dout, const real* out, const real* den, const real* qkv, size_t B, size_t T, size_t H, size_t G, size_t D) {
+static void linear_attention_backward(real* dqkv, real* state, const real* dout, const real* out, const real* den,
+                                      const real* qkv, size_t B, size_t T, size_t H, size_t G, size_t D) {
     size_t W = (H + 2 * G) * D;
     #pragma omp parallel for collapse(2)
     for (size_t b = 0; b < B; b++)
@@ -814,7 +838,8 @@ static void linear_attention_backward(real* dqkv, real* state, const real* dout,
 static inline real fast_log1p(real u) {
     if (sizeof(real) == 8) return log1p(u);
     float s = (float)u / (2 + (float)u), q = s * s;
-    return 2 * s * (1 + q * (1/3.f + q * (1/5.f + q * (1/7.f + q * (1/9.f + q * (1/11.f + q * (1/13.f + q * (1/15.f))))))));
+    return 2 * s * (1 + q * (1/3.f + q * (1/5.f + q * (1/7.f
+                    + q * (1/9.f + q * (1/11.f + q * (1/13.f + q * (1/15.f))))))));
 }
 
 // log(1 + e^x), written so that no e^x overflows: for x > 0 it is x + log(1 + e^-x). Its derivative is sigmoid(x).
@@ -828,9 +853,10 @@ static inline real decay_exp(real x) { return x < -87 ? 0 : fast_exp(x); }
 
 enum { MAX_CONV = 8 };          // the largest K
 
-// out[t] = bias + sum_k w[k] x[t-(K-1)+k].  out, x (B,T,C), w (C,K), bias (C). What came before the first token is zero,
-// or with window (B,K-1,C) the last K-1 inputs of the call before; they are then replaced by this call's last.
-static void short_conv_forward(real* out, const real* x, const real* w, const real* bias, real* window, size_t B, size_t T, size_t C, size_t K) {
+// out[t] = bias + sum_k w[k] x[t-(K-1)+k].  out, x (B,T,C), w (C,K), bias (C). What came before the first token is
+// zero, or with window (B,K-1,C) the last K-1 inputs of the call before; they are then replaced by this call's last.
+static void short_conv_forward(real* out, const real* x, const real* w, const real* bias, real* window,
+                               size_t B, size_t T, size_t C, size_t K) {
     #pragma omp parallel for collapse(2)
     for (size_t b = 0; b < B; b++)
     for (size_t c0 = 0; c0 < C; c0 += BLOCK) {
@@ -848,13 +874,16 @@ static void short_conv_forward(real* out, const real* x, const real* w, const re
             }
         }
         if (before) for (size_t k = 0; k < K - 1; k++)      // row k is time T-(K-1)+k: oldest first, so nothing is lost
-            memmove(before + k * C, T + k >= K - 1 ? xb + (T + k - (K - 1)) * C : before + (T + k) * C, n * sizeof(real));
+            memmove(before + k * C, T + k >= K - 1 ? xb + (T + k - (K - 1)) * C : before + (T + k) * C,
+                    n * sizeof(real));
     }
 }
 
-// x[s] was used by out[s], ..., out[s+K-1], the last with w[0]:  dx[s] = sum_k w[k] dout[s+(K-1)-k]  as far as T reaches;
-// dw[k] = sum over b, t of dout[t] x[t-(K-1)+k].  dx is written, dw and dbias are added to. No window: training only.
-static void short_conv_backward(real* dx, real* dw, real* dbias, const real* dout, const real* x, const real* w, size_t B, size_t T, size_t C, size_t K) {
+// x[s] was used by out[s], ..., out[s+K-1], the last with w[0]:  dx[s] = sum_k w[k] dout[s+(K-1)-k]  as far as T
+// reaches; dw[k] = sum over b, t of dout[t] x[t-(K-1)+k].  dx is written, dw and dbias are added to.
+// No window: training only.
+static void short_conv_backward(real* dx, real* dw, real* dbias, const real* dout, const real* x, const real* w,
+                                size_t B, size_t T, size_t C, size_t K) {
     sum_rows(dbias, dout, B * T, C);
     #pragma omp parallel for
     for (size_t c0 = 0; c0 < C; c0 += BLOCK) {
@@ -892,12 +921,13 @@ static void scan_decays(real* A, const real* a_log, size_t c0, size_t n, size_t 
 }
 
 // For every sequence, channel d and n < N, along t:
-//     Δ_t = softplus(dt_t + b_dt)         h_t = e^{Δ_t A} h_{t-1} + Δ_t B_t[n] x_t        y_t = sum_n C_t[n] h_t[n] + D x_t
-// y, x, dt (B,T,E), bc (B,T,2N): B and C of each token, shared by all channels; a_log (E,N), b_dt, d (E). state (B,N,E):
-// the h that the last call left, replaced by this one's; NULL: from zero. A state is N times as large as a token, so
-// only those before each chunk of L tokens are kept: starts (B,chunks,N,E). Any L gives the same bits.
-static void selective_scan_forward(real* y, real* starts, const real* x, const real* dt, const real* bc, const real* a_log, const real* b_dt,
-                                   const real* d, real* state, size_t L, size_t B, size_t T, size_t E, size_t N) {
+//     Δ_t = softplus(dt_t + b_dt)       h_t = e^{Δ_t A} h_{t-1} + Δ_t B_t[n] x_t      y_t = sum_n C_t[n] h_t[n] + D x_t
+// y, x, dt (B,T,E), bc (B,T,2N): B and C of each token, shared by all channels; a_log (E,N), b_dt, d (E).
+// state (B,N,E): the h that the last call left, replaced by this one's; NULL: from zero. A state is N times as large as
+// a token, so only those before each chunk of L tokens are kept: starts (B,chunks,N,E). Any L gives the same bits.
+static void selective_scan_forward(real* y, real* starts, const real* x, const real* dt, const real* bc,
+                                   const real* a_log, const real* b_dt, const real* d, real* state,
+                                   size_t L, size_t B, size_t T, size_t E, size_t N) {
     size_t chunks = num_chunks(T, L);
     #pragma omp parallel for collapse(2)
     for (size_t b = 0; b < B; b++)
@@ -909,7 +939,8 @@ static void selective_scan_forward(real* y, real* starts, const real* x, const r
         if (state) for (size_t k = 0; k < N; k++) memcpy(h + k * LANES, state + (b * N + k) * E + c0, n * sizeof(real));
         for (size_t t = 0; t < T; t++) {
             if (t % L == 0)
-                for (size_t k = 0; k < N; k++) memcpy(starts + ((b * chunks + t / L) * N + k) * E + c0, h + k * LANES, n * sizeof(real));
+                for (size_t k = 0; k < N; k++)
+                    memcpy(starts + ((b * chunks + t / L) * N + k) * E + c0, h + k * LANES, n * sizeof(real));
             size_t at = (b * T + t) * E + c0;
             const real* bct = bc + (b * T + t) * 2 * N;
             real delta[LANES] = {0}, dx[LANES] = {0}, sum[LANES] = {0};
@@ -947,18 +978,21 @@ static size_t scan_thread_work(size_t L) { return (7 * L + 1) * LANES; }
 //     dA = sum_t g_t Δ_t q_t           dA_log = A dA                        dD = sum_t x_t dy_t
 // Chunks are taken last to first; the states inside one are computed again from its start. q is a product of what is
 // there, never h_t less something or divided by a decay, which may be 0.
-// Of B and C every channel has a share: each thread writes its channels' sum of a chunk, then these are added up in order.
-// dx, ddt (B,T,E), dbc (B,T,2N) are written; da_log, db_dt, dd are added to. work: scan_work numbers.
-static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log, real* db_dt, real* dd, const real* dy, const real* x,
-                                    const real* dt, const real* bc, const real* starts, const real* a_log, const real* b_dt, const real* d,
-                                    real* work, size_t L, size_t B, size_t T, size_t E, size_t N) {
+// Of B and C every channel has a share: each thread writes its channels' sum of a chunk, then these are added up in
+// order. dx, ddt (B,T,E), dbc (B,T,2N) are written; da_log, db_dt, dd are added to. work: scan_work numbers.
+static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log, real* db_dt, real* dd, const real* dy,
+                                    const real* x, const real* dt, const real* bc, const real* starts,
+                                    const real* a_log, const real* b_dt, const real* d, real* work,
+                                    size_t L, size_t B, size_t T, size_t E, size_t N) {
     size_t chunks = num_chunks(T, L), blocks = num_chunks(E, LANES);
     real *carries = work, *dA = carries + B * N * E, *dD = dA + B * N * E, *shares = dD + B * E;
-    memset(work, 0, B * (2 * N + 1) * E * sizeof(real));    // a_{t+1} g_{t+1}, dA (B,N,E), dD (B,E); shares (B,blocks,L,2N)
+    // carries: a_{t+1} g_{t+1}, and dA, (B,N,E) each; dD (B,E); shares (B,blocks,L,2N)
+    memset(work, 0, B * (2 * N + 1) * E * sizeof(real));
     #pragma omp parallel
     {
-        lanes* h = (lanes*)allocate(scan_thread_work(L) * sizeof(real), "a chunk of the scan");      // h_{-1}, h_0, ..., h_{L-1}
-        lanes *a = h + L + 1, *delta = a + L, *xs = delta + L, *dys = xs + L, *gB = dys + L, *ddelta = gB + L;     // (L) each
+        // h_{-1}, h_0, ..., h_{L-1}; the others (L) each
+        lanes* h = (lanes*)allocate(scan_thread_work(L) * sizeof(real), "a chunk of the scan");
+        lanes *a = h + L + 1, *delta = a + L, *xs = delta + L, *dys = xs + L, *gB = dys + L, *ddelta = gB + L;
         for (size_t chunk = chunks; chunk-- > 0;) {
             size_t t0 = chunk * L, len = smin(L, T - t0);
             #pragma omp for collapse(2)
@@ -979,7 +1013,7 @@ static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log
                     }
                 }
                 for (size_t k = 0; k < N; k++) {            // one state number of these channels after the other
-                    const real *Ak = A + k * LANES, *Bs = bc + row * 2 * N + k, *Cs = Bs + N;     // of token t: Bs[2 N t]
+                    const real *Ak = A + k * LANES, *Bs = bc + row * 2 * N + k, *Cs = Bs + N;   // of token t: Bs[2 N t]
                     real *start = carries + (b * N + k) * E + c0, carry[LANES] = {0}, dAk[LANES] = {0};
                     memcpy(h[0], starts + ((b * chunks + chunk) * N + k) * E + c0, n * sizeof(real));
                     memcpy(carry, start, n * sizeof(real));
@@ -1039,20 +1073,22 @@ static void selective_scan_backward(real* dx, real* ddt, real* dbc, real* da_log
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// Mamba-2's scan, "state space duality" (SSD). One decay for all P channels and N state numbers of a head: then L tokens
-// at a time can be written as matrix products. Heads h < H, channels p < P, E = H P:
-//     Δ_t = softplus(dt_t + b_dt)     a_t = Δ_t A (<= 0)     S_t = e^{a_t} S_{t-1} + B_t (Δ_t x_t)ᵀ  (N,P)     y_t = C_t S_t + D x_t
+// Mamba-2's scan, "state space duality" (SSD). One decay for all P channels and N state numbers of a head: then L
+// tokens at a time can be written as matrix products. Heads h < H, channels p < P, E = H P:
+//     Δ_t = softplus(dt_t + b_dt)                           a_t = Δ_t A (<= 0)
+//     S_t = e^{a_t} S_{t-1} + B_t (Δ_t x_t)ᵀ  (N,P)         y_t = C_t S_t + D x_t
 // In a chunk that starts from state S:
 //     y_t = sum_{j <= t} e^{a_{j+1} + ... + a_t} (C_t·B_j) Δ_j x_j  +  e^{a_0 + ... + a_t} C_t S  +  D x_t
 //     S'  = e^{a_0 + ... + a_last} S + sum_j e^{a_{j+1} + ... + a_last} B_j (Δ_j x_j)ᵀ
 // Every exponent is summed up as it stands here, from numbers of one sign. The difference of two running sums would be
-// the same on paper, but its rounding error grows with everything that came before, and where it is masked its e^ can be
-// infinite.
+// the same on paper, but its rounding error grows with everything that came before, and where it is masked its e^ can
+// be infinite.
 // xbc (B,T,W) with W = E + 2N holds x, B and C of each token beside each other; dt (B,T,H); a_log, b_dt, d (H).
 
-// The steps and decays of one head in a chunk: delta (len), from_start[t] = e^{a_0 + ... + a_t}, to_end[j] = e^{a_{j+1} + ...
-// + a_last}. dt points to the head's first step in the chunk. Returns A.
-static real ssd_steps(real* delta, real* from_start, real* to_end, const real* dt, real a_log, real b_dt, size_t len, size_t H) {
+// The steps and decays of one head in a chunk: delta (len), from_start[t] = e^{a_0 + ... + a_t},
+// to_end[j] = e^{a_{j+1} + ... + a_last}. dt points to the head's first step in the chunk. Returns A.
+static real ssd_steps(real* delta, real* from_start, real* to_end, const real* dt,
+                      real a_log, real b_dt, size_t len, size_t H) {
     real A = -fast_exp(a_log), sum = 0;
     for (size_t t = 0; t < len; t++) delta[t] = softplus(dt[t * H] + b_dt);
     for (size_t t = 0; t < len; t++) from_start[t] = decay_exp(sum += delta[t] * A);
@@ -1111,15 +1147,16 @@ static size_t ssd_thread_work(size_t L, size_t P, size_t N, int train) {
 
 // y (B,T,E) as above; states (B,chunks+1,H,N,P) are kept for the backward. state (B,H,N,P): what the last call left,
 // replaced by what this one leaves; NULL: from zero.
-static void ssd_forward(real* y, real* states, const real* xbc, const real* dt, const real* a_log, const real* b_dt, const real* d,
-                        real* state, size_t L, size_t B, size_t T, size_t H, size_t P, size_t N) {
+static void ssd_forward(real* y, real* states, const real* xbc, const real* dt, const real* a_log, const real* b_dt,
+                        const real* d, real* state, size_t L, size_t B, size_t T, size_t H, size_t P, size_t N) {
     size_t chunks = num_chunks(T, L), E = H * P, W = E + 2 * N, size = H * N * P;
     for (size_t b = 0; b < B; b++) {
         real* first = states + b * (chunks + 1) * size;
         if (state) memcpy(first, state + b * size, size * sizeof(real)); else memset(first, 0, size * sizeof(real));
     }
     ssd_states(states, xbc, dt, a_log, b_dt, L, B, T, H, P, N);
-    if (state) for (size_t b = 0; b < B; b++) memcpy(state + b * size, states + (b * (chunks + 1) + chunks) * size, size * sizeof(real));
+    if (state) for (size_t b = 0; b < B; b++)
+        memcpy(state + b * size, states + (b * (chunks + 1) + chunks) * size, size * sizeof(real));
     #pragma omp parallel
     {
         real* delta = (real*)allocate(ssd_thread_work(L, P, N, 0) * sizeof(real), "a chunk of the scan");
@@ -1143,7 +1180,8 @@ static void ssd_forward(real* y, real* states, const real* xbc, const real* dt, 
                 matmul(out, M, xd, len, P, len, E, L, 1, P, 1, 0);
                 matmul(past, Cm, S, len, P, N, P, W, 1, P, 1, 0);
                 for (size_t t = 0; t < len; t++)
-                    for (size_t p = 0; p < P; p++) out[t * E + p] += from_start[t] * past[t * P + p] + d[h] * x[t * W + p];
+                    for (size_t p = 0; p < P; p++)
+                        out[t * E + p] += from_start[t] * past[t * P + p] + d[h] * x[t * W + p];
             }
         }
         free(delta);
@@ -1158,16 +1196,18 @@ static size_t ssd_work(size_t L, size_t B, size_t T, size_t H, size_t P, size_t 
 // The gradient dS' of the state after a chunk goes from the last chunk to the first:
 //     dS = e^{a_0 + ... + a_last} dS' + sum_t e^{a_0 + ... + a_t} C_t dy_tᵀ
 // Inside a chunk, with M_tj = decay_tj (C_t·B_j) and u = Δ x:
-//     du_j = sum_{t >= j} M_tj dy_t + to_end_j B_j dS'        dx = Δ du + D dy      dΔ = du·x + A da       dD = sum dy·x
+//     du_j = sum_{t >= j} M_tj dy_t + to_end_j B_j dS'      dx = Δ du + D dy      dΔ = du·x + A da      dD = sum dy·x
 //     dM_tj = dy_t·u_j          dC_t = sum_j decay_tj dM_tj B_j + from_start_t S dy_t
-//                               dB_j = sum_t decay_tj dM_tj C_t + to_end_j dS' u_j                   (both summed over heads)
-// a_t stands in every exponent that spans token t, so da_t is a sum over those, of the exponential times what it multiplies:
-//     da_t = sum_{j < t <= i} M_ij dM_ij  +  sum_{i >= t} from_start_i (C_i S)·dy_i  +  sum_{j < t} to_end_j (B_j dS')·u_j  +  e^{all} S·dS'
+//                               dB_j = sum_t decay_tj dM_tj C_t + to_end_j dS' u_j           (both summed over heads)
+// a_t stands in every exponent that spans token t, so da_t is a sum over those,
+// of the exponential times what it multiplies:
+//     da_t = sum_{j < t <= i} M_ij dM_ij  +  sum_{i >= t} from_start_i (C_i S)·dy_i
+//            +  sum_{j < t} to_end_j (B_j dS')·u_j  +  e^{all} S·dS'
 // each summed as it stands (column sums from the last row up): no large terms that ought to cancel.
 // dA_log = A dA = sum_t a_t da_t.  dxbc (B,T,W), ddt (B,T,H) are written; da_log, db_dt, dd are added to.
-static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real* dd, const real* dy, const real* states, const real* xbc,
-                         const real* dt, const real* a_log, const real* b_dt, const real* d, real* work,
-                         size_t L, size_t B, size_t T, size_t H, size_t P, size_t N) {
+static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real* dd, const real* dy, const real* states,
+                         const real* xbc, const real* dt, const real* a_log, const real* b_dt, const real* d,
+                         real* work, size_t L, size_t B, size_t T, size_t H, size_t P, size_t N) {
     size_t chunks = num_chunks(T, L), E = H * P, W = E + 2 * N, size = N * P;
     real *dstates = work, *row_a = dstates + B * (chunks + 1) * H * size, *row_d = row_a + B * T * H;
     #pragma omp parallel
@@ -1176,7 +1216,8 @@ static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real*
         real *from_start = delta + L, *to_end = from_start + L, *between = to_end + L, *columns = between + L;
         real *from_past = columns + L, *to_future = from_past + L, *da = to_future + L;
         real *u = da + L, *dyw = u + L * P, *du = dyw + L * P, *tmp = du + L * P, *wide = tmp + L * P;
-        real *scores = wide + L * N, *dscores = scores + L * L, *decay = dscores + L * L, *M = decay + L * L, *dM = M + L * L;
+        real *scores = wide + L * N, *dscores = scores + L * L, *decay = dscores + L * L,
+             *M = decay + L * L, *dM = M + L * L;
         #pragma omp for collapse(3)
         for (size_t b = 0; b < B; b++)
         for (size_t k = 0; k < chunks; k++)
@@ -1185,7 +1226,8 @@ static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real*
             ssd_steps(delta, from_start, to_end, dt + row * H + h, a_log[h], b_dt[h], len, H);
             for (size_t t = 0; t < len; t++)
                 for (size_t p = 0; p < P; p++) dyw[t * P + p] = from_start[t] * dy[(row + t) * E + h * P + p];
-            matmul(dstates + ((b * (chunks + 1) + k) * H + h) * size, xbc + row * W + E + N, dyw, N, P, len, P, 1, W, P, 1, 0);
+            matmul(dstates + ((b * (chunks + 1) + k) * H + h) * size, xbc + row * W + E + N, dyw, N, P, len,
+                   P, 1, W, P, 1, 0);
         }
         #pragma omp for collapse(2)
         for (size_t b = 0; b < B; b++)
@@ -1210,7 +1252,8 @@ static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real*
             matmul(scores, Cm, Bm, len, len, N, L, W, 1, 1, W, 0);
             for (size_t h = 0; h < H; h++) {
                 const real *x = xbc + row * W + h * P, *dyh = dy + row * E + h * P;
-                const real *S = states + ((b * (chunks + 1) + k) * H + h) * size, *dS = dstates + ((b * (chunks + 1) + k + 1) * H + h) * size;
+                const real *S = states + ((b * (chunks + 1) + k) * H + h) * size,
+                           *dS = dstates + ((b * (chunks + 1) + k + 1) * H + h) * size;
                 real A = ssd_steps(delta, from_start, to_end, dt + row * H + h, a_log[h], b_dt[h], len, H);
                 ssd_decays(decay, between, delta, A, len, L);
                 for (size_t t = 0; t < len; t++) {
@@ -1281,9 +1324,9 @@ static void ssd_backward(real* dxbc, real* ddt, real* da_log, real* db_dt, real*
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// fast Fourier transform, and the long convolution made of it. Channels lie beside each other in memory, so one transform
-// runs for a vector of them at once: every "number" below is a vector. Two real channels make one complex one, so that
-// a block is 2 WIDTH channels.
+// fast Fourier transform, and the long convolution made of it. Channels lie beside each other in memory, so one
+// transform runs for a vector of them at once: every "number" below is a vector. Two real channels make one complex
+// one, so that a block is 2 WIDTH channels.
 
 enum { WIDTH = VECTOR_BYTES / sizeof(real) };
 typedef struct { vector re, im; } complex_vector;
@@ -1313,9 +1356,9 @@ static inline void rotate(complex_vector* x, real re, real im) {
     x->im = old * im + x->im * re;
 }
 
-// X_f = sum_t x_t w^{ft} with w = e^{-2πi/n}, in place. Four sums over quarters of x, with the twiddles w^j, w^2j, w^3j put
-// on, are four transforms of a quarter of the length (two steps of the usual halving in one). Frequencies are left in
-// bit-reversed order, which products don't mind. tw: of the whole transform, of which this is one `stride`-th.
+// X_f = sum_t x_t w^{ft} with w = e^{-2πi/n}, in place. Four sums over quarters of x, with the twiddles w^j, w^2j, w^3j
+// put on, are four transforms of a quarter of the length (two steps of the usual halving in one). Frequencies are left
+// in bit-reversed order, which products don't mind. tw: of the whole transform, of which this is one `stride`-th.
 static void fft_forward(complex_vector* x, size_t n, const real* tw, size_t stride) {
     if (n == 2) {
         complex_vector a = x[0], b = x[1];
@@ -1362,9 +1405,10 @@ static void fft_inverse(complex_vector* x, size_t n, const real* tw, size_t stri
 }
 
 // One pair of frequencies f and -f of the product below, which lie at i and j.
-static inline void spectrum_pair(complex_vector* y, const complex_vector* k, const complex_vector* x, size_t i, size_t j,
-                                 real scale, real conjugate, int add) {
-    vector kar = k[i].re + k[j].re, kai = (k[i].im - k[j].im) * conjugate, kbr = k[i].im + k[j].im, kbi = (k[j].re - k[i].re) * conjugate;
+static inline void spectrum_pair(complex_vector* y, const complex_vector* k, const complex_vector* x,
+                                 size_t i, size_t j, real scale, real conjugate, int add) {
+    vector kar = k[i].re + k[j].re, kai = (k[i].im - k[j].im) * conjugate, kbr = k[i].im + k[j].im,
+           kbi = (k[j].re - k[i].re) * conjugate;
     vector xar = x[i].re + x[j].re, xai = x[i].im - x[j].im, xbr = x[i].im + x[j].im, xbi = x[j].re - x[i].re;
     vector ar = (kar * xar - kai * xai) * scale, ai = (kar * xai + kai * xar) * scale;
     vector br = (kbr * xbr - kbi * xbi) * scale, bi = (kbr * xbi + kbi * xbr) * scale;
@@ -1375,11 +1419,12 @@ static inline void spectrum_pair(complex_vector* y, const complex_vector* k, con
     y[j].im = add ? y[j].im + br - ai : br - ai;
 }
 
-// The spectrum of k ∗ x / N (correlate = 0) or of k correlated with x (1: conj K), or += with add, N numbers each. y may
-// be x. z = a + i b holds two real channels; since theirs are symmetric, A_f = (Z_f + conj Z_-f) / 2 and
-// B_f = (Z_f - conj Z_-f) / 2i; each is multiplied on its own, and Y = A_k A_x + i B_k B_x. In bit-reversed order f and -f
-// lie mirrored in each stretch from 2^m to 2^{m+1}: negating a number flips all bits above its lowest 1.
-static void spectrum_product(complex_vector* y, const complex_vector* k, const complex_vector* x, size_t N, int correlate, int add) {
+// The spectrum of k ∗ x / N (correlate = 0) or of k correlated with x (1: conj K), or += with add, N numbers each. y
+// may be x. z = a + i b holds two real channels; since theirs are symmetric, A_f = (Z_f + conj Z_-f) / 2 and
+// B_f = (Z_f - conj Z_-f) / 2i; each is multiplied on its own, and Y = A_k A_x + i B_k B_x. In bit-reversed order f and
+// -f lie mirrored in each stretch from 2^m to 2^{m+1}: negating a number flips all bits above its lowest 1.
+static void spectrum_product(complex_vector* y, const complex_vector* k, const complex_vector* x,
+                             size_t N, int correlate, int add) {
     real scale = 0.25 / N, conjugate = correlate ? -1 : 1;
     spectrum_pair(y, k, x, 0, 0, scale, conjugate, add);
     spectrum_pair(y, k, x, 1, 1, scale, conjugate, add);
@@ -1387,7 +1432,8 @@ static void spectrum_product(complex_vector* y, const complex_vector* k, const c
         for (size_t r = 0; r < m / 2; r++) spectrum_pair(y, k, x, m + r, 2 * m - 1 - r, scale, conjugate, add);
 }
 
-// out (N) = the spectrum of channels c0 .. c0 + 2 WIDTH - 1 of x (T,C), followed by N - T zeros. Channels past C are zero.
+// out (N) = the spectrum of channels c0 .. c0 + 2 WIDTH - 1 of x (T,C), followed by N - T zeros.
+// Channels past C are zero.
 static void spectrum_of(complex_vector* out, const real* x, const real* tw, size_t N, size_t T, size_t C, size_t c0) {
     size_t n = smin(2 * WIDTH, C - c0);
     memset(out, 0, N * sizeof *out);
@@ -1395,12 +1441,14 @@ static void spectrum_of(complex_vector* out, const real* x, const real* tw, size
     fft_forward(out, N, tw, 1);
 }
 
-// How many numbers each thread allocates for spectra of N in long_conv_forward, or with train = 1 in long_conv_backward.
+// How many numbers each thread allocates for spectra of N in long_conv_forward,
+// or with train = 1 in long_conv_backward.
 static size_t long_conv_thread_work(size_t N, int train) { return (train ? 4 : 2) * N * 2 * WIDTH; }
 
-// c[t] = sum_{s <= t} k[t-s] p[s] + d p[t] for every sequence and channel: c, p (B,T,C), k (T,C), d (C). N >= 2T and its
-// twiddles tw (2N). Cost T log T, and N numbers of memory a channel.
-static void long_conv_forward(real* c, const real* p, const real* k, const real* d, const real* tw, size_t N, size_t B, size_t T, size_t C) {
+// c[t] = sum_{s <= t} k[t-s] p[s] + d p[t] for every sequence and channel: c, p (B,T,C), k (T,C), d (C). N >= 2T and
+// its twiddles tw (2N). Cost T log T, and N numbers of memory a channel.
+static void long_conv_forward(real* c, const real* p, const real* k, const real* d, const real* tw,
+                              size_t N, size_t B, size_t T, size_t C) {
     #pragma omp parallel
     {
         complex_vector* K = (complex_vector*)allocate(long_conv_thread_work(N, 0) * sizeof(real), "a long convolution");
@@ -1427,8 +1475,8 @@ static void long_conv_forward(real* c, const real* p, const real* k, const real*
 
 // dp[s] = sum_{t >= s} k[t-s] dc[t] + d dc[s],   dk[r] = sum over b, t of p[t-r] dc[t]: both are correlations.
 // dd = sum p dc.  dp (B,T,C), dk (T,C) are written, dd is added to.
-static void long_conv_backward(real* dp, real* dk, real* dd, const real* dc, const real* p, const real* k, const real* d,
-                               const real* tw, size_t N, size_t B, size_t T, size_t C) {
+static void long_conv_backward(real* dp, real* dk, real* dd, const real* dc, const real* p, const real* k,
+                               const real* d, const real* tw, size_t N, size_t B, size_t T, size_t C) {
     #pragma omp parallel
     {
         complex_vector* K = (complex_vector*)allocate(long_conv_thread_work(N, 1) * sizeof(real), "a long convolution");
@@ -1491,12 +1539,13 @@ static void filter_window(real* k, size_t first, size_t rows, size_t S, size_t C
     #pragma omp parallel for
     for (size_t r = 0; r < rows; r++) {
         double time = (double)(first + r) / (S > 1 ? S - 1 : 1);
-        for (size_t c = 0; c < C; c++) k[r * C + c] *= fast_exp(-time * (C > 1 ? slow + (fast - slow) * c / (C - 1) : slow));
+        for (size_t c = 0; c < C; c++)
+            k[r * C + c] *= fast_exp(-time * (C > 1 ? slow + (fast - slow) * c / (C - 1) : slow));
     }
 }
 
-// z (rows,emb) = [time, cos(2π f i/S) of each band f, -sin of each] of tokens i = first, first+1, ..., for (emb-1)/2 bands
-// f spread evenly from 1e-4 to their number less 1.
+// z (rows,emb) = [time, cos(2π f i/S) of each band f, -sin of each] of tokens i = first, first+1, ..., for (emb-1)/2
+// bands f spread evenly from 1e-4 to their number less 1.
 static void filter_positions(real* z, size_t first, size_t rows, size_t S, size_t emb) {
     size_t bands = (emb - 1) / 2;
     #pragma omp parallel for
@@ -1512,8 +1561,9 @@ static void filter_positions(real* z, size_t first, size_t rows, size_t S, size_
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// the mixers: what lets a token see those before it. Each is written as if it were the only one: its parameters, what its
-// forward pass keeps, forward, backward. x, out (B*T, C); x has been normalised; the residual stream is the block's.
+// the mixers: what lets a token see those before it. Each is written as if it were the only one: its parameters, what
+// its forward pass keeps, forward, backward. x, out (B*T, C); x has been normalised;
+// the residual stream is the block's.
 
 enum { TRANSFORMER, MAMBA, MAMBA2, HYENA };
 enum { ROPE, LEARNED, NO_POSITIONS };
@@ -1536,7 +1586,7 @@ typedef struct {
     int d_state, expand, conv;          // mamba, mamba2: N, d_in / C, width of the convolution
     int head_dim, chunk;                // mamba2: channels of a head; both: tokens between two kept states
     int emb;                            // hyena: numbers that the filter's MLP gets to know of a position
-    int stateful;                       // always 0: here every row starts anew (train_harmonic.c can go on with a state)
+    int stateful;                       // always 0: here each row starts anew (train_harmonic.c can go on with a state)
 } Config;
 
 // A table of named tensors inside one allocation. The table of parameters drives initialisation, AdamW, checkpoints,
@@ -1575,7 +1625,8 @@ static real* take(Table* t, real* base, size_t rows, size_t cols, int init, doub
     x->shape[0] = rows;
     x->shape[1] = cols;
     x->size = rows * (cols ? cols : 1);
-    if ((double)t->total + (double)x->size > 1e18) die("%s would have more than 10^18 numbers: no machine can hold this model", x->name);
+    if ((double)t->total + (double)x->size > 1e18)
+        die("%s would have more than 10^18 numbers: no machine can hold this model", x->name);
     x->offset = t->total;
     t->total += (x->size + 15) / 16 * 16;       // every tensor starts on a cache line
     return base ? base + x->offset : NULL;
@@ -1602,13 +1653,16 @@ static real* no_decay(Table* t, real* x) {
     return x;
 }
 
-// The first weights of a linear layer. GPT2: N(0, .02), and `shrink` times that where the layer ends a residual branch, biases 0.
-// SPREAD: U(±fan_in^-½), biases too (PyTorch's own).
-static real* take_linear(Table* t, real* base, const Config* c, size_t out, size_t in, double shrink, const char* name, int n) {
-    return c->weights == GPT2 ? take(t, base, out, in, NORMAL, 0.02 * shrink, name, n) : take(t, base, out, in, UNIFORM, 1 / sqrt((double)in), name, n);
+// The first weights of a linear layer. GPT2: N(0, .02), and `shrink` times that where the layer ends a residual branch,
+// biases 0. SPREAD: U(±fan_in^-½), biases too (PyTorch's own).
+static real* take_linear(Table* t, real* base, const Config* c, size_t out, size_t in,
+                         double shrink, const char* name, int n) {
+    return c->weights == GPT2 ? take(t, base, out, in, NORMAL, 0.02 * shrink, name, n)
+           : take(t, base, out, in, UNIFORM, 1 / sqrt((double)in), name, n);
 }
 static real* take_bias(Table* t, real* base, const Config* c, size_t out, size_t in, const char* name, int n) {
-    return c->weights == GPT2 ? take(t, base, out, 0, CONSTANT, 0, name, n) : take(t, base, out, 0, UNIFORM, 1 / sqrt((double)in), name, n);
+    return c->weights == GPT2 ? take(t, base, out, 0, CONSTANT, 0, name, n)
+           : take(t, base, out, 0, UNIFORM, 1 / sqrt((double)in), name, n);
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -1627,7 +1681,8 @@ static void attn_params(AttnParams* p, Table* t, real* base, const Config* c, in
 typedef struct {
     real *qkv;                          // (R,W), rotated where there is RoPE
     real *out, *lse;                    // (R,C), (R,H): the heads' outputs; log sums (linear: the sums)
-    real *state;                        // (B,G,D+1,D): linear attention's sums; carried in a model of one token, else scratch
+    real *state;                        // (B,G,D+1,D): linear attention's sums; carried in a model of one token,
+                                        //      else scratch
     real *cache;                        // (room, 2GD): keys and values of a text so far. Only in a model of one token,
     size_t room;                        //              and grown with it, but never past the window or block
     real *dqkv, *dout, *delta;          // scratch for the backward pass, one for all layers, like rope
@@ -1635,14 +1690,18 @@ typedef struct {
     const size_t* past;                 // tokens before the first of this batch
 } AttnActs;
 
-static void attn_acts(AttnActs* a, const AttnActs* first, Table* t, real* base, Table* states, real* state_base, const Config* c, int n,
-                      size_t B, size_t T, int train) {
+static void attn_acts(AttnActs* a, const AttnActs* first, Table* t, real* base, Table* states, real* state_base,
+                      const Config* c, int n, size_t B, size_t T, int train) {
     size_t C = c->channels, H = c->heads, G = c->kv_heads, D = C / H, R = B * T, W = C + 2 * G * D;
     a->qkv = take(t, base, R, W, NONE, 0, "block%d.qkv", n);
     a->out = take(t, base, R, C, NONE, 0, "block%d.heads", n);
     a->lse = take(t, base, R, H, NONE, 0, "block%d.lse", n);
     if (a != first) {
-        a->rope = first->rope; a->dqkv = first->dqkv; a->dout = first->dout; a->delta = first->delta; a->state = first->state;
+        a->rope = first->rope;
+        a->dqkv = first->dqkv;
+        a->dout = first->dout;
+        a->delta = first->delta;
+        a->state = first->state;
     } else {
         if (c->pos == ROPE) a->rope = take(t, base, T, D, NONE, 0, "rope");
         if (train) {
@@ -1652,7 +1711,8 @@ static void attn_acts(AttnActs* a, const AttnActs* first, Table* t, real* base, 
         }
         if (c->attention == LINEAR && !states) a->state = take(t, base, B, G * (D + 1) * D, NONE, 0, "sums");
     }
-    if (c->attention == LINEAR && states) a->state = take(states, state_base, B, G * (D + 1) * D, NONE, 0, "block%d.sums", n);
+    if (c->attention == LINEAR && states)
+        a->state = take(states, state_base, B, G * (D + 1) * D, NONE, 0, "block%d.sums", n);
 }
 
 // How many numbers the keys and values [k | v] of one token are, in one block.
@@ -1672,7 +1732,8 @@ static real* attn_cache(AttnActs* a, const Config* c, size_t t, size_t width) {
     return a->cache + t % a->room * width;
 }
 
-static void attn_forward(real* out, const real* x, AttnActs* a, const AttnParams* p, const Config* c, size_t B, size_t T, int carry) {
+static void attn_forward(real* out, const real* x, AttnActs* a, const AttnParams* p,
+                         const Config* c, size_t B, size_t T, int carry) {
     size_t C = c->channels, H = c->heads, G = c->kv_heads, D = C / H, R = B * T, W = C + 2 * G * D, past = *a->past;
     linear_forward(a->qkv, x, p->wqkv, p->bqkv, R, C, W, C, 0);
     if (c->pos == ROPE) rope(a->qkv, a->rope, 1, B, T, W, H + G, D);
@@ -1688,11 +1749,13 @@ static void attn_forward(real* out, const real* x, AttnActs* a, const AttnParams
     linear_forward(out, a->out, p->wo, p->bo, R, C, C, C, 0);
 }
 
-static void attn_backward(real* dx, AttnParams* g, const real* dout, const real* x, AttnActs* a, const AttnParams* p, const Config* c, size_t B, size_t T) {
+static void attn_backward(real* dx, AttnParams* g, const real* dout, const real* x, AttnActs* a, const AttnParams* p,
+                          const Config* c, size_t B, size_t T) {
     size_t C = c->channels, H = c->heads, G = c->kv_heads, D = C / H, R = B * T, W = C + 2 * G * D;
     memset(a->dout, 0, R * C * sizeof(real));
     linear_backward(a->dout, g->wo, g->bo, dout, a->out, p->wo, R, C, C, C);
-    if (c->attention == LINEAR) linear_attention_backward(a->dqkv, a->state, a->dout, a->out, a->lse, a->qkv, B, T, H, G, D);
+    if (c->attention == LINEAR)
+        linear_attention_backward(a->dqkv, a->state, a->dout, a->out, a->lse, a->qkv, B, T, H, G, D);
     else attention_backward(a->dqkv, a->delta, a->dout, a->out, a->lse, a->qkv, c->window, c->block, B, T, H, G, D);
     if (c->pos == ROPE) rope(a->dqkv, a->rope, -1, B, T, W, H + G, D);
     linear_backward(dx, g->wqkv, g->bqkv, a->dqkv, x, p->wqkv, R, C, W, C);
@@ -1723,8 +1786,8 @@ typedef struct {
 
 static size_t mamba_rank(const Config* c) { return (c->channels + 15) / 16; }
 
-// Tokens in a chunk. 0, the default, takes sqrt(T) or 64: then all the states kept are N sqrt(T) numbers a channel, less
-// than the tokens' own activations whatever T.
+// Tokens in a chunk. 0, the default, takes sqrt(T) or 64: then all the states kept are N sqrt(T) numbers a channel,
+// less than the tokens' own activations whatever T.
 static size_t mamba_chunk(const Config* c, size_t T) {
     size_t L = c->chunk;
     if (!L) for (L = 64; L * L < T; L++) ;
@@ -1762,8 +1825,8 @@ static void mamba_scratch(MambaScratch* s, Table* t, real* base, const Config* c
 }
 
 // first is layer 0. states == NULL: nothing is carried.
-static void mamba_acts(MambaActs* a, const MambaActs* first, Table* t, real* base, Table* states, real* state_base, const Config* c, int n,
-                       size_t B, size_t T, int train) {
+static void mamba_acts(MambaActs* a, const MambaActs* first, Table* t, real* base, Table* states, real* state_base,
+                       const Config* c, int n, size_t B, size_t T, int train) {
     size_t R = B * T, E = c->expand * c->channels, N = c->d_state;
     a->x      = take(t, base, R, E, NONE, 0, "block%d.x", n);
     a->z      = take(t, base, R, E, NONE, 0, "block%d.z", n);
@@ -1780,7 +1843,8 @@ static void mamba_acts(MambaActs* a, const MambaActs* first, Table* t, real* bas
 }
 
 // out (R,C) from x (R,C). With carry, it starts from what the last call left, and leaves its own.
-static void mamba_forward(real* out, const real* x, MambaActs* a, const MambaParams* p, const Config* c, size_t B, size_t T, int carry) {
+static void mamba_forward(real* out, const real* x, MambaActs* a, const MambaParams* p,
+                          const Config* c, size_t B, size_t T, int carry) {
     const MambaScratch* s = &a->s;
     size_t R = B * T, C = c->channels, E = c->expand * C, N = c->d_state, rank = mamba_rank(c);
     linear_forward(a->x, x, p->w_in, NULL, R, C, E, C, 0);
@@ -1790,13 +1854,15 @@ static void mamba_forward(real* out, const real* x, MambaActs* a, const MambaPar
     linear_forward(a->delta, s->xs, p->w_x, NULL, R, E, rank, E, 0);
     linear_forward(a->bc, s->xs, p->w_x + rank * E, NULL, R, E, 2 * N, E, 0);
     linear_forward(a->dt, a->delta, p->w_dt, NULL, R, rank, E, rank, 0);
-    selective_scan_forward(a->y, a->starts, s->xs, a->dt, a->bc, p->a_log, p->b_dt, p->d, carry ? a->state : NULL, mamba_chunk(c, T), B, T, E, N);
+    selective_scan_forward(a->y, a->starts, s->xs, a->dt, a->bc, p->a_log, p->b_dt, p->d, carry ? a->state : NULL,
+                           mamba_chunk(c, T), B, T, E, N);
     swiglu_forward(s->u, a->z, a->y, R, E);
     linear_forward(out, s->u, p->w_out, NULL, R, E, C, E, 0);
 }
 
 // The lines of mamba_forward, last one first. x is what went in. dx (R,C) and g are added to.
-static void mamba_backward(real* dx, MambaParams* g, const real* dout, const real* x, MambaActs* a, const MambaParams* p, const Config* c, size_t B, size_t T) {
+static void mamba_backward(real* dx, MambaParams* g, const real* dout, const real* x, MambaActs* a,
+                           const MambaParams* p, const Config* c, size_t B, size_t T) {
     const MambaScratch* s = &a->s;
     size_t R = B * T, C = c->channels, E = c->expand * C, N = c->d_state, rank = mamba_rank(c);
     silu_forward(s->xs, a->pre, R, E);                                  // again, instead of keeping them
@@ -1804,14 +1870,15 @@ static void mamba_backward(real* dx, MambaParams* g, const real* dout, const rea
     memset(s->dz, 0, R * E * sizeof(real));
     linear_backward(s->dz, g->w_out, NULL, dout, s->u, p->w_out, R, E, C, E);
     swiglu_backward(s->dz, s->dy, a->z, a->y, R, E);                    // dz was du so far
-    selective_scan_backward(s->dxs, s->ddt, s->dbc, g->a_log, g->b_dt, g->d, s->dy, s->xs, a->dt, a->bc, a->starts, p->a_log, p->b_dt, p->d,
-                            s->work, mamba_chunk(c, T), B, T, E, N);
+    selective_scan_backward(s->dxs, s->ddt, s->dbc, g->a_log, g->b_dt, g->d, s->dy, s->xs, a->dt, a->bc, a->starts,
+                            p->a_log, p->b_dt, p->d, s->work, mamba_chunk(c, T), B, T, E, N);
     memset(s->ddelta, 0, R * rank * sizeof(real));
     linear_backward(s->ddelta, g->w_dt, NULL, s->ddt, a->delta, p->w_dt, R, rank, E, rank);
     linear_backward(s->dxs, g->w_x, NULL, s->ddelta, s->xs, p->w_x, R, E, rank, E);
     linear_backward(s->dxs, g->w_x + rank * E, NULL, s->dbc, s->xs, p->w_x + rank * E, R, E, 2 * N, E);
     silu_backward(s->dxs, a->pre, R, E);
-    short_conv_backward(s->dy, g->conv_w, g->conv_b, s->dxs, a->x, p->conv_w, B, T, E, c->conv);     // dy is dx of W_in's x
+    // dy is dx of W_in's x
+    short_conv_backward(s->dy, g->conv_w, g->conv_b, s->dxs, a->x, p->conv_w, B, T, E, c->conv);
     linear_backward(dx, g->w_in, NULL, s->dy, x, p->w_in, R, C, E, C);
     linear_backward(dx, g->w_in + E * C, NULL, s->dz, x, p->w_in + E * C, R, C, E, C);
 }
@@ -1839,8 +1906,8 @@ typedef struct {
     Mamba2Scratch s;
 } Mamba2Acts;
 
-// Tokens in a chunk: 0 takes 64, where the products inside a chunk and those with its state cost about the same. A thread needs
-// five times (L,L) numbers, so there is a limit.
+// Tokens in a chunk: 0 takes 64, where the products inside a chunk and those with its state cost about the same. A
+// thread needs five times (L,L) numbers, so there is a limit.
 static size_t mamba2_chunk(const Config* c, size_t T) { return smin(c->chunk ? c->chunk : 64, smin(T, 1024)); }
 
 static size_t mamba2_heads(const Config* c) { return (size_t)c->expand * c->channels / c->head_dim; }
@@ -1875,8 +1942,8 @@ static void mamba2_scratch(Mamba2Scratch* s, Table* t, real* base, const Config*
 }
 
 // first is layer 0. states == NULL: nothing is carried.
-static void mamba2_acts(Mamba2Acts* a, const Mamba2Acts* first, Table* t, real* base, Table* states, real* state_base, const Config* c, int n,
-                        size_t B, size_t T, int train) {
+static void mamba2_acts(Mamba2Acts* a, const Mamba2Acts* first, Table* t, real* base, Table* states, real* state_base,
+                        const Config* c, int n, size_t B, size_t T, int train) {
     size_t R = B * T, E = c->expand * c->channels, N = c->d_state, W = E + 2 * N, H = mamba2_heads(c);
     a->z      = take(t, base, R, E, NONE, 0, "block%d.z", n);
     a->xbc    = take(t, base, R, W, NONE, 0, "block%d.xbc", n);
@@ -1892,7 +1959,8 @@ static void mamba2_acts(Mamba2Acts* a, const Mamba2Acts* first, Table* t, real* 
 }
 
 // out (R,C) from x (R,C). With carry, it starts from what the last call left, and leaves its own.
-static void mamba2_forward(real* out, const real* x, Mamba2Acts* a, const Mamba2Params* p, const Config* c, size_t B, size_t T, int carry) {
+static void mamba2_forward(real* out, const real* x, Mamba2Acts* a, const Mamba2Params* p,
+                           const Config* c, size_t B, size_t T, int carry) {
     const Mamba2Scratch* s = &a->s;
     size_t R = B * T, C = c->channels, E = c->expand * C, N = c->d_state, W = E + 2 * N, H = mamba2_heads(c);
     linear_forward(a->z, x, p->w_in, NULL, R, C, E, C, 0);
@@ -1900,14 +1968,16 @@ static void mamba2_forward(real* out, const real* x, Mamba2Acts* a, const Mamba2
     linear_forward(a->dt, x, p->w_in + (E + W) * C, NULL, R, C, H, C, 0);
     short_conv_forward(a->pre, a->xbc, p->conv_w, p->conv_b, carry ? a->window : NULL, B, T, W, c->conv);
     silu_forward(s->act, a->pre, R, W);
-    ssd_forward(a->y, a->states, s->act, a->dt, p->a_log, p->b_dt, p->d, carry ? a->state : NULL, mamba2_chunk(c, T), B, T, H, c->head_dim, N);
+    ssd_forward(a->y, a->states, s->act, a->dt, p->a_log, p->b_dt, p->d, carry ? a->state : NULL, mamba2_chunk(c, T), B,
+                T, H, c->head_dim, N);
     swiglu_forward(s->v, a->z, a->y, R, E);
     rmsnorm_forward(s->nv, a->rstd, s->v, p->norm_w, R, E);
     linear_forward(out, s->nv, p->w_out, NULL, R, E, C, E, 0);
 }
 
 // The lines of mamba2_forward, last one first. x is what went in. dx (R,C) and g are added to.
-static void mamba2_backward(real* dx, Mamba2Params* g, const real* dout, const real* x, Mamba2Acts* a, const Mamba2Params* p, const Config* c, size_t B, size_t T) {
+static void mamba2_backward(real* dx, Mamba2Params* g, const real* dout, const real* x, Mamba2Acts* a,
+                            const Mamba2Params* p, const Config* c, size_t B, size_t T) {
     const Mamba2Scratch* s = &a->s;
     size_t R = B * T, C = c->channels, E = c->expand * C, N = c->d_state, W = E + 2 * N, H = mamba2_heads(c);
     silu_forward(s->act, a->pre, R, W);                                 // again, instead of keeping them
@@ -1918,8 +1988,8 @@ static void mamba2_backward(real* dx, Mamba2Params* g, const real* dout, const r
     memset(s->dz, 0, R * E * sizeof(real));
     rmsnorm_backward(s->dz, g->norm_w, s->dnv, s->v, a->rstd, p->norm_w, R, E);
     swiglu_backward(s->dz, s->dy, a->z, a->y, R, E);                    // dz was dv so far
-    ssd_backward(s->dact, s->ddt, g->a_log, g->b_dt, g->d, s->dy, a->states, s->act, a->dt, p->a_log, p->b_dt, p->d, s->work,
-                 mamba2_chunk(c, T), B, T, H, c->head_dim, N);
+    ssd_backward(s->dact, s->ddt, g->a_log, g->b_dt, g->d, s->dy, a->states, s->act, a->dt, p->a_log,
+                 p->b_dt, p->d, s->work, mamba2_chunk(c, T), B, T, H, c->head_dim, N);
     silu_backward(s->dact, a->pre, R, W);
     short_conv_backward(s->dxbc, g->conv_w, g->conv_b, s->dact, a->xbc, p->conv_w, B, T, W, c->conv);
     linear_backward(dx, g->w_in, NULL, s->dz, x, p->w_in, R, C, E, C);
@@ -1936,7 +2006,9 @@ static void mamba2_backward(real* dx, Mamba2Params* g, const real* dout, const r
 // beyond S, so that is where a text has to end.
 
 enum { HYENA_CONV = 3, FILTER = 64 };
-typedef struct { real *w_in, *b_in, *conv_w, *conv_b, *w1, *b1, *w2, *b2, *w3, *b3, *w4, *freq, *d, *w_out, *b_out; } HyenaParams;
+typedef struct {
+    real *w_in, *b_in, *conv_w, *conv_b, *w1, *b1, *w2, *b2, *w3, *b3, *w4, *freq, *d, *w_out, *b_out;
+} HyenaParams;
 typedef struct {
     real *p, *g;                        // (R,C): x1 v; x0 c
     real *s, *tw;                       // (T,F): a sine; twiddles (2 fft_length(T))
@@ -1956,7 +2028,8 @@ typedef struct {
 // Initial values: linear and convolution weights and biases U(±fan_in^-½), frequencies 1, D from N(0,1).
 static void hyena_params(HyenaParams* p, Table* t, real* base, const Config* c, int n) {
     size_t C = c->channels, emb = c->emb, F = FILTER;
-    double bound_c = 1 / sqrt((double)C), bound_k = 1 / sqrt((double)HYENA_CONV), bound_e = 1 / sqrt((double)emb), bound_f = 1 / sqrt((double)F);
+    double bound_c = 1 / sqrt((double)C), bound_k = 1 / sqrt((double)HYENA_CONV), bound_e = 1 / sqrt((double)emb),
+           bound_f = 1 / sqrt((double)F);
     p->w_in   = take(t, base, 3 * C, C, UNIFORM, bound_c, "block%d.w_in", n);
     p->b_in   = take(t, base, 3 * C, 0, UNIFORM, bound_c, "block%d.b_in", n);
     p->conv_w = no_decay(t, take(t, base, 3 * C, HYENA_CONV, UNIFORM, bound_k, "block%d.conv_w", n));
@@ -1992,8 +2065,8 @@ static void hyena_scratch(HyenaScratch* s, Table* t, real* base, const Config* c
 }
 
 // first is layer 0. states == NULL: nothing is carried.
-static void hyena_acts(HyenaActs* a, const HyenaActs* first, Table* t, real* base, Table* states, real* state_base, const Config* c, int n,
-                       size_t B, size_t T, int train) {
+static void hyena_acts(HyenaActs* a, const HyenaActs* first, Table* t, real* base, Table* states, real* state_base,
+                       const Config* c, int n, size_t B, size_t T, int train) {
     size_t R = B * T, C = c->channels, S = c->seq;
     a->u  = take(t, base, R, 3 * C, NONE, 0, "block%d.u", n);
     a->v  = take(t, base, R, 3 * C, NONE, 0, "block%d.v", n);
@@ -2045,10 +2118,12 @@ static void hyena_filter_backward(HyenaParams* g, HyenaActs* a, const HyenaParam
     linear_backward(NULL, g->w1, g->b1, s->ds, a->z, p->w1, T, c->emb, F, c->emb);
 }
 
-// c (1,C) = k ∗ p + D p of one more token, by the sum itself: of all p so far and the kernel, which grows by a row a token.
+// c (1,C) = k ∗ p + D p of one more token, by the sum itself:
+// of all p so far and the kernel, which grows by a row a token.
 static void hyena_step(HyenaActs* a, const HyenaParams* p, const Config* c) {
     size_t C = c->channels, now = *a->past;
-    if (now >= (size_t)c->seq) die("hyena has no kernel beyond the %d tokens it was made for: end the text there", c->seq);
+    if (now >= (size_t)c->seq)
+        die("hyena has no kernel beyond the %d tokens it was made for: end the text there", c->seq);
     hyena_filter_forward(a, p, c, now, 1);
     memcpy(a->kernel + now * C, a->k, C * sizeof(real));
     memcpy(a->inputs + now * C, a->s.p, C * sizeof(real));
@@ -2064,7 +2139,8 @@ static void hyena_step(HyenaActs* a, const HyenaParams* p, const Config* c) {
 }
 
 // out (R,C) from x (R,C). T <= seq. With carry (B = T = 1), it goes on from the tokens before.
-static void hyena_forward(real* out, const real* x, HyenaActs* a, const HyenaParams* p, const Config* c, size_t B, size_t T, int carry) {
+static void hyena_forward(real* out, const real* x, HyenaActs* a, const HyenaParams* p,
+                          const Config* c, size_t B, size_t T, int carry) {
     const HyenaScratch* s = &a->s;
     size_t R = B * T, C = c->channels;
     linear_forward(a->u, x, p->w_in, p->b_in, R, C, 3 * C, C, 0);
@@ -2085,9 +2161,10 @@ static void hyena_forward(real* out, const real* x, HyenaActs* a, const HyenaPar
     linear_forward(out, s->g, p->w_out, p->b_out, R, C, C, C, 0);
 }
 
-// The lines of hyena_forward, last one first:  dx0 = c dg,  dc = x0 dg,  dx1 = v dp,  dv = x1 dp. x is what went in. dx (R,C)
-// and g are added to.
-static void hyena_backward(real* dx, HyenaParams* g, const real* dout, const real* x, HyenaActs* a, const HyenaParams* p, const Config* c, size_t B, size_t T) {
+// The lines of hyena_forward, last one first:  dx0 = c dg,  dc = x0 dg,  dx1 = v dp,  dv = x1 dp. x is what went in.
+// dx (R,C) and g are added to.
+static void hyena_backward(real* dx, HyenaParams* g, const real* dout, const real* x, HyenaActs* a,
+                           const HyenaParams* p, const Config* c, size_t B, size_t T) {
     const HyenaScratch* s = &a->s;
     size_t R = B * T, C = c->channels;
     #pragma omp parallel for
@@ -2124,7 +2201,8 @@ static void hyena_backward(real* dx, HyenaParams* g, const real* dout, const rea
 
 typedef struct {
     real *norm1_w, *norm1_b, *norm2_w, *norm2_b;        // (C); biases only of LayerNorm, norm2 only with an MLP
-    real *wgate, *wup, *bup, *wdown, *bdown;            // (ff,C), (ff,C), (ff), (C,ff), (C): SwiGLU has the gate, GELU biases
+    real *wgate, *wup, *bup, *wdown, *bdown;            // (ff,C), (ff,C), (ff), (C,ff), (C): SwiGLU has the gate,
+                                                        //      GELU the biases
     AttnParams attn;                                    // one of these
     MambaParams mamba;
     Mamba2Params mamba2;
@@ -2132,9 +2210,10 @@ typedef struct {
 } BlockParams;
 typedef struct { real *wte, *wpe, *head, *normf_w, *normf_b; BlockParams* block; } Params;      // tied: head == wte
 
-// Lays the parameters (or their gradients: the same shapes) out at base. First weights: SPREAD draws the embedding from N(0,1)
-// and linear layers from U(±fan_in^-½), as the Harmonic paper's Transformer did; GPT2 draws all from N(0, .02), the ends of
-// residual branches shrunk by (2N)^-½. Mamba and Hyena are SPREAD but for the embedding, N(0, .02), which a tied head needs too.
+// Lays the parameters (or their gradients: the same shapes) out at base. First weights: SPREAD draws the embedding from
+// N(0,1) and linear layers from U(±fan_in^-½), as the Harmonic paper's Transformer did; GPT2 draws all from N(0, .02),
+// the ends of residual branches shrunk by (2N)^-½.
+// Mamba and Hyena are SPREAD but for the embedding, N(0, .02), which a tied head needs too.
 static void params_layout(Params* p, Table* t, real* base, const Config* c) {
     size_t V = c->vocab, C = c->channels, F = c->ff;
     int spread = c->model == TRANSFORMER && c->weights == SPREAD, layer = c->norm == LAYER;
@@ -2195,7 +2274,8 @@ static void acts_layout(Acts* a, real* base, real* state_base, const Config* c, 
     t->count = a->states.count = 0;
     t->total = a->states.total = 0;
     if (((c->model == TRANSFORMER && c->pos == LEARNED) || c->model == HYENA) && T > (size_t)c->seq)
-        die("a model with %d positions cannot read %zu tokens at a time: give --seq %d, or train one with --context %zu", c->seq, T, c->seq, T);
+        die("a model with %d positions cannot read %zu tokens at a time: give --seq %d, or train one with --context %zu",
+            c->seq, T, c->seq, T);
     for (int n = 0; n < c->layers; n++) {
         BlockActs *b = &a->block[n], *first = &a->block[0];
         b->x = take(t, base, R, C, NONE, 0, "block%d.in", n);
@@ -2256,7 +2336,8 @@ static void model_layout(Model* m, const Config* c, int B, int T, int train) {
     m->g.block = (BlockParams*)calloc(c->layers, sizeof(BlockParams));
     m->acts.block = (BlockActs*)calloc(c->layers, sizeof(BlockActs));
     m->step.block = (BlockActs*)calloc(c->layers, sizeof(BlockActs));
-    if (!m->p.block || !m->g.block || !m->acts.block || !m->step.block) die("not enough memory for %d layers", c->layers);
+    if (!m->p.block || !m->g.block || !m->acts.block || !m->step.block)
+        die("not enough memory for %d layers", c->layers);
     m->acts.B = B;
     m->acts.T = T;
     m->step.B = m->step.T = 1;
@@ -2325,20 +2406,23 @@ static size_t model_parameters(const Model* m) {
     return n;
 }
 
-// Multiply-adds x 2 x 3 (forward, and two products backward) of all matrix products per token: those with weights, and those
-// of the mixers at this model's T. (Attention's backward pass computes q·k and do·v twice more; that is not counted.)
+// Multiply-adds x 2 x 3 (forward, and two products backward) of all matrix products per token: those with weights, and
+// those of the mixers at this model's T. (Attention's backward pass computes q·k and do·v twice more;
+// that is not counted.)
 static double model_flops_per_token(const Model* m) {
     const Config* c = &m->config;
     double C = c->channels, n = c->tie ? 0 : -(double)c->vocab * C;          // looking wte up costs nothing
     if (c->model == TRANSFORMER && c->pos == LEARNED) n -= (double)c->seq * C;
     for (int i = 0; i < m->table.count; i++) {
         const Tensor* t = &m->table.tensors[i];
-        if (t->ndim == 2 && t->decay) n += t->size;                          // what does not decay is no matrix: A_log, filters
+        // what does not decay is no matrix: A_log, filters
+        if (t->ndim == 2 && t->decay) n += t->size;
     }
     double seen = 0;                    // keys that a query sees, on average
     for (int t = 0; t < m->T; t++) seen += (double)(t + 1 - first_key(t, c->window, c->block)) / m->T;
     if (c->model == TRANSFORMER) n += c->layers * 2 * C * (c->attention == LINEAR ? C / c->heads : seen);
-    if (c->model == MAMBA2) {           // inside a chunk: C·B once, and for each head; with its state: reading and adding up
+    // inside a chunk: C·B once, and for each head; with its state: reading and adding up
+    if (c->model == MAMBA2) {
         double E = (double)c->expand * C, N = c->d_state, L = mamba2_chunk(c, m->T);
         n += c->layers * (L * N + L * E + 2 * E * N);
     }
@@ -2361,20 +2445,22 @@ static void model_init(Model* m, uint64_t seed) {
 // ----------------------------------------------------------------------------------------------------------------
 // the model: forward and backward. R = B*T rows throughout.
 
-static void norm_forward(real* out, real* mean, real* rstd, const real* x, const real* w, const real* b, const Config* c, size_t R) {
+static void norm_forward(real* out, real* mean, real* rstd, const real* x, const real* w, const real* b,
+                         const Config* c, size_t R) {
     if (c->norm == LAYER) layernorm_forward(out, mean, rstd, x, w, b, R, c->channels);
     else rmsnorm_forward(out, rstd, x, w, R, c->channels);
 }
 
 // dx, dw, db are added to.
-static void norm_backward(real* dx, real* dw, real* db, const real* dout, const real* x, const real* mean, const real* rstd, const real* w,
-                          const Config* c, size_t R) {
+static void norm_backward(real* dx, real* dw, real* db, const real* dout, const real* x, const real* mean,
+                          const real* rstd, const real* w, const Config* c, size_t R) {
     if (c->norm == LAYER) layernorm_backward(dx, dw, db, dout, x, mean, rstd, w, R, c->channels);
     else rmsnorm_backward(dx, dw, dout, x, rstd, w, R, c->channels);
 }
 
 // SwiGLU:  out = Wdown (silu(Wgate x) ⊙ Wup x)        GELU:  out = Wdown gelu(Wup x + bup) + bdown        u (R,ff)
-static void mlp_forward(real* out, real* u, BlockActs* a, const real* x, const BlockParams* p, const Config* c, size_t R) {
+static void mlp_forward(real* out, real* u, BlockActs* a, const real* x, const BlockParams* p,
+                        const Config* c, size_t R) {
     size_t C = c->channels, F = c->ff;
     linear_forward(a->up, x, p->wup, p->bup, R, C, F, C, 0);
     if (c->mlp == SWIGLU) {
@@ -2387,8 +2473,8 @@ static void mlp_forward(real* out, real* u, BlockActs* a, const real* x, const B
 }
 
 // dx and the gradients g are added to. u is computed again instead of being kept.
-static void mlp_backward(real* dx, BlockParams* g, const real* dout, BlockActs* a, const real* x, const BlockParams* p, Acts* scratch,
-                         const Config* c, size_t R) {
+static void mlp_backward(real* dx, BlockParams* g, const real* dout, BlockActs* a, const real* x, const BlockParams* p,
+                         Acts* scratch, const Config* c, size_t R) {
     size_t C = c->channels, F = c->ff;
     real *u = scratch->u, *du = scratch->du, *dup = scratch->dup;
     if (c->mlp == SWIGLU) swiglu_forward(u, a->gate, a->up, R, F);
@@ -2405,14 +2491,16 @@ static void mlp_backward(real* dx, BlockParams* g, const real* dout, BlockActs* 
     }
 }
 
-static void mixer_forward(real* out, const real* x, BlockActs* a, const BlockParams* p, const Config* c, size_t B, size_t T, int carry) {
+static void mixer_forward(real* out, const real* x, BlockActs* a, const BlockParams* p,
+                          const Config* c, size_t B, size_t T, int carry) {
     if (c->model == TRANSFORMER) attn_forward(out, x, &a->attn, &p->attn, c, B, T, carry);
     if (c->model == MAMBA) mamba_forward(out, x, &a->mamba, &p->mamba, c, B, T, carry);
     if (c->model == MAMBA2) mamba2_forward(out, x, &a->mamba2, &p->mamba2, c, B, T, carry);
     if (c->model == HYENA) hyena_forward(out, x, &a->hyena, &p->hyena, c, B, T, carry);
 }
 
-static void mixer_backward(real* dx, BlockParams* g, const real* dout, const real* x, BlockActs* a, const BlockParams* p, const Config* c, size_t B, size_t T) {
+static void mixer_backward(real* dx, BlockParams* g, const real* dout, const real* x, BlockActs* a,
+                           const BlockParams* p, const Config* c, size_t B, size_t T) {
     if (c->model == TRANSFORMER) attn_backward(dx, &g->attn, dout, x, &a->attn, &p->attn, c, B, T);
     if (c->model == MAMBA) mamba_backward(dx, &g->mamba, dout, x, &a->mamba, &p->mamba, c, B, T);
     if (c->model == MAMBA2) mamba2_backward(dx, &g->mamba2, dout, x, &a->mamba2, &p->mamba2, c, B, T);
@@ -2422,7 +2510,8 @@ static void mixer_backward(real* dx, BlockParams* g, const real* dout, const rea
 // One block; out (R,C).
 //     pre-norm     mid = x + mixer(norm1(x))       out = mid + mlp(norm2(mid))         no MLP: out = mid
 //     post-norm    n1 = norm1(x + mixer(x))        out = norm2(n1 + mlp(n1))
-static void layer_forward(real* out, BlockActs* a, const BlockParams* p, real* u, const Config* c, size_t B, size_t T, int carry) {
+static void layer_forward(real* out, BlockActs* a, const BlockParams* p, real* u,
+                          const Config* c, size_t B, size_t T, int carry) {
     size_t C = c->channels, R = B * T;
     real* mid = c->mlp == NO_MLP ? out : a->mid;
     if (c->post_norm) {
@@ -2443,9 +2532,10 @@ static void layer_forward(real* out, BlockActs* a, const BlockParams* p, real* u
     add(out, out, mid, R, C);
 }
 
-// The lines of layer_forward, last one first. d (R,C) is dout on entry and dx on return: it stands for the residual stream,
-// to which every branch adds its share. dn (R,C) is scratch.
-static void layer_backward(real* d, BlockParams* g, BlockActs* a, const BlockParams* p, Acts* scratch, const Config* c, size_t B, size_t T) {
+// The lines of layer_forward, last one first. d (R,C) is dout on entry and dx on return: it stands for the residual
+// stream, to which every branch adds its share. dn (R,C) is scratch.
+static void layer_backward(real* d, BlockParams* g, BlockActs* a, const BlockParams* p, Acts* scratch,
+                           const Config* c, size_t B, size_t T) {
     size_t C = c->channels, R = B * T, bytes = R * C * sizeof(real);
     real* dn = scratch->dn;
     memset(dn, 0, bytes);
@@ -2499,7 +2589,8 @@ static void model_backward(Model* m) {
         memset(a->dx, 0, R * C * sizeof(real));
         norm_backward(a->dx, m->g.normf_w, m->g.normf_b, a->dy, a->out, a->y_mean, a->y_rstd, m->p.normf_w, c, R);
     }
-    for (int n = c->layers - 1; n >= 0; n--) layer_backward(a->dx, &m->g.block[n], &a->block[n], &m->p.block[n], a, c, m->B, m->T);
+    for (int n = c->layers - 1; n >= 0; n--)
+        layer_backward(a->dx, &m->g.block[n], &a->block[n], &m->p.block[n], a, c, m->B, m->T);
     if (m->p.wpe) positions_backward(m->g.wpe, a->dx, m->B, m->T, C);
     embedding_backward(m->g.wte, m->tokens, a->dx, 1, R, C);
 }
@@ -2508,23 +2599,26 @@ static void model_zero_grad(Model* m) { memset(m->grad_memory, 0, m->table.total
 
 // out (n,V) = logits of rows row .. row+n-1 of the last model_forward.
 static void model_logits(Model* m, size_t row, size_t n, real* out) {
-    linear_forward(out, m->acts.y + row * m->config.channels, m->p.head, NULL, n, m->config.channels, m->config.vocab, m->config.channels, 0);
+    linear_forward(out, m->acts.y + row * m->config.channels, m->p.head, NULL, n, m->config.channels, m->config.vocab,
+                   m->config.channels, 0);
 }
 
-// Zeroes carried states: all of them, or those of the streams b with reset[b] (NULL: all). What a cache of keys holds is
-// passed over from then on.
+// Zeroes carried states: all of them, or those of the streams b with reset[b] (NULL: all). What a cache of keys holds
+// is passed over from then on.
 static void model_reset(Acts* a, const int* reset) {
     for (int i = 0; i < a->states.count; i++) {
         const Tensor* t = &a->states.tensors[i];
         size_t width = t->size / t->shape[0];
-        for (int b = 0; b < a->B; b++) if (!reset || reset[b]) memset(a->state_memory + t->offset + b * width, 0, width * sizeof(real));
+        for (int b = 0; b < a->B; b++)
+            if (!reset || reset[b]) memset(a->state_memory + t->offset + b * width, 0, width * sizeof(real));
     }
     a->past = 0;
 }
 
-// One token, for generation: the same forward with B = T = 1, from what is carried on: keys and values of all tokens that can
-// still be seen (attention), a state of fixed size (linear attention, Mamba), all inputs (Hyena). Returns the logits (V) of
-// what comes next, or NULL where the model has no more positions. model_reset(&m->step, NULL) starts a new text.
+// One token, for generation: the same forward with B = T = 1, from what is carried on: keys and values of all tokens
+// that can still be seen (attention), a state of fixed size (linear attention, Mamba), all inputs (Hyena). Returns the
+// logits (V) of what comes next, or NULL where the model has no more positions.
+// model_reset(&m->step, NULL) starts a new text.
 static const real* model_step(Model* m, int token) {
     const Config* c = &m->config;
     if ((m->p.wpe || c->model == HYENA) && m->step.past == (size_t)c->seq) return NULL;
@@ -2544,7 +2638,8 @@ static double grad_norm(const Model* m) {
     #pragma omp parallel for
     for (size_t k = 0; k < pieces; k++) {
         double sum = 0;
-        for (size_t i = k * PIECE; i < smin(m->table.total, (k + 1) * PIECE); i++) sum += (double)m->grad_memory[i] * m->grad_memory[i];
+        for (size_t i = k * PIECE; i < smin(m->table.total, (k + 1) * PIECE); i++)
+            sum += (double)m->grad_memory[i] * m->grad_memory[i];
         sums[k] = sum;
     }
     for (size_t k = 0; k < pieces; k++) total += sums[k];
@@ -2552,9 +2647,9 @@ static double grad_norm(const Model* m) {
     return sqrt(total);
 }
 
-// AdamW (Loshchilov & Hutter 2019), beta (0.9, 0.95), eps 1e-8, with the gradient scaled down to norm `clip` first (0: never).
-// Weight decay goes to the tensors whose table entry says so. Returns the norm before clipping; if it is not finite,
-// nothing is changed.
+// AdamW (Loshchilov & Hutter 2019), beta (0.9, 0.95), eps 1e-8, with the gradient scaled down to norm `clip` first
+// (0: never). Weight decay goes to the tensors whose table entry says so. Returns the norm before clipping; if it is
+// not finite, nothing is changed.
 static double model_update(Model* m, double lr, double weight_decay, double clip) {
     double norm = grad_norm(m);
     if (!isfinite(norm)) return norm;
@@ -2564,7 +2659,8 @@ static double model_update(Model* m, double lr, double weight_decay, double clip
     real correct1 = 1 / (1 - pow(beta1, m->updates)), correct2 = 1 / (1 - pow(beta2, m->updates));
     for (int k = 0; k < m->table.count; k++) {
         const Tensor* t = &m->table.tensors[k];
-        real *p = m->param_memory + t->offset, *g = m->grad_memory + t->offset, *am = m->adam_m + t->offset, *av = m->adam_v + t->offset;
+        real *p = m->param_memory + t->offset, *g = m->grad_memory + t->offset, *am = m->adam_m + t->offset,
+             *av = m->adam_v + t->offset;
         real rate = lr, shrink = 1 - (t->decay ? lr * weight_decay : 0);
         #pragma omp parallel for schedule(static, 4096)
         for (size_t i = 0; i < t->size; i += 16)
@@ -2611,15 +2707,17 @@ static int sample_token(const real* logits, real* scratch, int V, double tempera
         floor = scratch[top_k - 1];
     }
     double sum = 0;
-    for (int v = 0; v < V; v++) sum += scratch[v] = logits[v] >= floor ? exp((double)(logits[v] - logits[best]) / temperature) : 0;
+    for (int v = 0; v < V; v++)
+        sum += scratch[v] = logits[v] >= floor ? exp((double)(logits[v] - logits[best]) / temperature) : 0;
     double u = rng_uniform(rng) * sum;
     for (int v = 0; v < V; v++) if ((u -= scratch[v]) < 0) return v;
     return best;
 }
 
-// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is what model_step carries
-// on. Without a prompt the text begins after the end-of-text token, or after a newline.
-static void generate(Model* m, const Tokenizer* tok, const char* prompt, int length, double temperature, int top_k, uint64_t seed) {
+// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is what model_step
+// carries on. Without a prompt the text begins after the end-of-text token, or after a newline.
+static void generate(Model* m, const Tokenizer* tok, const char* prompt,
+                     int length, double temperature, int top_k, uint64_t seed) {
     int V = m->config.vocab, *ids = NULL;
     size_t count = 0;
     real* scratch = (real*)allocate(V * sizeof(real), "sampling");
@@ -2653,7 +2751,8 @@ static struct {
     double lr, min_lr, weight_decay, clip, temperature;
 } opt;
 
-// Every flag of the command line: where its value goes, how --resume treats it, its range, default and meaning (dev/options.h).
+// Every flag of the command line: where its value goes, how --resume treats it, its range,
+// default and meaning (dev/options.h).
 static Option option_table[] = {
     {"preset",       's', ' ', &opt.preset, 0, 0, "NAME", "", "sizes of a published model; see the list below", 0},
     {"plan",         'b', ' ', &opt.plan, 0, 0, "", "", "print parameters, bytes and FLOPs, and stop", 0},
@@ -2755,24 +2854,30 @@ static int largest_divisor(int n, int most) {
 // Fills in what was left to be chosen (0), and refuses what contradicts itself.
 static void config_check(Config* c) {
     static const char* const owners[][2] = {        // flag, the models that know it
-        {"heads", "transformer"}, {"kv-heads", "transformer"}, {"bias", "transformer"}, {"pos", "transformer"}, {"attention", "transformer"},
-        {"window", "transformer"}, {"block", "transformer"}, {"norm", "transformer"}, {"post-norm", "transformer"}, {"mlp", "transformer"},
-        {"weights", "transformer"}, {"ff", "transformer hyena"}, {"d-state", "mamba mamba2"}, {"expand", "mamba mamba2"}, {"conv", "mamba mamba2"},
-        {"chunk", "mamba mamba2"}, {"head-dim", "mamba2"}, {"emb", "hyena"},
+        {"heads", "transformer"}, {"kv-heads", "transformer"}, {"bias", "transformer"}, {"pos", "transformer"},
+        {"attention", "transformer"}, {"window", "transformer"}, {"block", "transformer"}, {"norm", "transformer"},
+        {"post-norm", "transformer"}, {"mlp", "transformer"}, {"weights", "transformer"}, {"ff", "transformer hyena"},
+        {"d-state", "mamba mamba2"}, {"expand", "mamba mamba2"}, {"conv", "mamba mamba2"}, {"chunk", "mamba mamba2"},
+        {"head-dim", "mamba2"}, {"emb", "hyena"},
     };
     static const char* const names[] = {"transformer", "mamba", "mamba2", "hyena"};
-    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {     // each begins with its --model; the rest is made for that
+    // each begins with its --model; the rest is made for that
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
         const char* model = presets[i].flags + strlen("--model ");
         int length = (int)strcspn(model, " ");
-        if (!strcmp(opt.preset, presets[i].name) && (strncmp(model, names[c->model], length) || names[c->model][length]))
-            die("--preset %s is of --model %.*s: leave --model %s out, or the preset", opt.preset, length, model, names[c->model]);
+        if (!strcmp(opt.preset, presets[i].name)
+            && (strncmp(model, names[c->model], length) || names[c->model][length]))
+            die("--preset %s is of --model %.*s: leave --model %s out, or the preset",
+                opt.preset, length, model, names[c->model]);
     }
     for (size_t i = 0; i < sizeof owners / sizeof *owners; i++) {
         const char* p = owners[i][1];
         size_t length = strlen(names[c->model]);
         int known = 0;
-        for (; *p; p += strcspn(p, " ") + (p[strcspn(p, " ")] == ' ')) known |= strcspn(p, " ") == length && !strncmp(p, names[c->model], length);
-        if (!known && option_given(owners[i][0])) die("--%s is a flag of --model %s, not of %s", owners[i][0], owners[i][1], names[c->model]);
+        for (; *p; p += strcspn(p, " ") + (p[strcspn(p, " ")] == ' '))
+            known |= strcspn(p, " ") == length && !strncmp(p, names[c->model], length);
+        if (!known && option_given(owners[i][0]))
+            die("--%s is a flag of --model %s, not of %s", owners[i][0], owners[i][1], names[c->model]);
     }
     if (c->model == MAMBA || c->model == MAMBA2) { c->norm = RMS; c->mlp = NO_MLP; }
     if (c->model == HYENA) { c->norm = LAYER; c->mlp = GELU; }
@@ -2786,24 +2891,34 @@ static void config_check(Config* c) {
     if (!c->seq) c->seq = opt.seq;
     if (c->model == TRANSFORMER) {
         if (c->channels % c->heads)
-            die("--channels %d do not divide into --heads %d: %d would do", c->channels, c->heads, largest_divisor(c->channels, c->heads));
+            die("--channels %d do not divide into --heads %d: %d would do",
+                c->channels, c->heads, largest_divisor(c->channels, c->heads));
         if (c->heads % c->kv_heads)
-            die("--heads %d do not divide into --kv-heads %d groups: %d would do", c->heads, c->kv_heads, largest_divisor(c->heads, c->kv_heads));
+            die("--heads %d do not divide into --kv-heads %d groups: %d would do",
+                c->heads, c->kv_heads, largest_divisor(c->heads, c->kv_heads));
         int size = c->channels / c->heads;
-        if (size > MAX_HEAD) die("--channels %d in --heads %d makes heads of %d numbers; %d is the most: give more heads", c->channels, c->heads, size, MAX_HEAD);
-        if (c->pos == ROPE && size % 2) die("--pos rope turns pairs of numbers, and a head of --channels %d / --heads %d = %d is odd", c->channels, c->heads, size);
-        if (c->attention == LINEAR && (c->window || c->block)) die("--attention linear sums over the whole past: it has no --window or --block");
+        if (size > MAX_HEAD)
+            die("--channels %d in --heads %d makes heads of %d numbers; %d is the most: give more heads",
+                c->channels, c->heads, size, MAX_HEAD);
+        if (c->pos == ROPE && size % 2)
+            die("--pos rope turns pairs of numbers, and a head of --channels %d / --heads %d = %d is odd",
+                c->channels, c->heads, size);
+        if (c->attention == LINEAR && (c->window || c->block))
+            die("--attention linear sums over the whole past: it has no --window or --block");
         if (c->post_norm && c->mlp == NO_MLP) die("--post-norm needs an --mlp");
     }
     if (c->model == MAMBA2 && c->expand * c->channels % c->head_dim)
-        die("mamba2: --expand %d x --channels %d do not divide into heads of --head-dim %d: %d would do", c->expand, c->channels, c->head_dim,
-            largest_divisor(c->expand * c->channels, c->head_dim));
-    if (c->model == HYENA && c->emb % 2 == 0) die("--emb %d: a position is described by its time and pairs of waves, an odd count: %d or %d", c->emb, c->emb - 1, c->emb + 1);
+        die("mamba2: --expand %d x --channels %d do not divide into heads of --head-dim %d: %d would do", c->expand,
+            c->channels, c->head_dim, largest_divisor(c->expand * c->channels, c->head_dim));
+    if (c->model == HYENA && c->emb % 2 == 0)
+        die("--emb %d: a position is described by its time and pairs of waves, an odd count: %d or %d",
+            c->emb, c->emb - 1, c->emb + 1);
 }
 
 // The model in a few words, without an end of line.
 static void config_describe(const Config* c) {
-    static const char *names[] = {"transformer", "mamba", "mamba2", "hyena"}, *pos[] = {"RoPE", "learned positions", "no positions"};
+    static const char *names[] = {"transformer", "mamba", "mamba2", "hyena"},
+                      *pos[] = {"RoPE", "learned positions", "no positions"};
     static const char *norm[] = {"RMSNorm", "LayerNorm"}, *mlp[] = {"SwiGLU", "GELU", "no MLP"};
     printf("%s | V %d, C %d, layers %d", names[c->model], c->vocab, c->channels, c->layers);
     if (c->model == TRANSFORMER) {
@@ -2859,7 +2974,8 @@ static void checkpoint_load(Model* m, const SafeTensors* s, int resume, int* ste
             safetensors_copy(s, name, memories[k] + t->offset, t->shape[0], t->shape[1]);
         }
     if (!resume) return;
-    const char *at = safetensors_metadata(s, "step"), *rng = safetensors_metadata(s, "rng"), *position = safetensors_metadata(s, "position");
+    const char *at = safetensors_metadata(s, "step"), *rng = safetensors_metadata(s, "rng"),
+               *position = safetensors_metadata(s, "position");
     if (!at || !rng || !position || atoi(at) < 0) die("%s does not say its step, rng and position", s->path);
     *step = m->updates = atoi(at);
     data->rng = strtoull(rng, NULL, 10);
@@ -2882,14 +2998,19 @@ static void dump(Model* m, DataLoader* data, const char* path) {
     int n = 0;
     e[n++] = entry("", "tokens", B, T, NULL);
     e[n++] = entry("", "targets", B, T, NULL);
-    for (int i = 0; i < 2; i++) { strcpy(e[i].dtype, "I32"); e[i].bytes = R * sizeof(int); e[i].data = i ? data->targets : data->tokens; }
+    for (int i = 0; i < 2; i++) {
+        strcpy(e[i].dtype, "I32");
+        e[i].bytes = R * sizeof(int);
+        e[i].data = i ? data->targets : data->tokens;
+    }
     e[n] = entry("", "logits", R, V, logits);
     e[n].ndim = 3; e[n].shape[0] = B; e[n].shape[1] = T; e[n].shape[2] = V;
     n++;
     e[n++] = entry("", "loss", 1, 0, &loss);
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < t->count; i++)
-            e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1], (k ? m->grad_memory : m->param_memory) + t->tensors[i].offset);
+            e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1],
+                           (k ? m->grad_memory : m->param_memory) + t->tensors[i].offset);
     int error = safetensors_write(path, "\"program\":\"" MODEL_NAME "\"", e, n);
     if (error) die("cannot write %s: %s", path, strerror(error));
     printf("dumped a batch, its logits, loss %.6f, parameters and gradients to %s\n", (double)loss, path);
@@ -2949,7 +3070,8 @@ static void print_plan(const Model* m, int threads) {
                init_names[t->init], t->scale, t->decay ? "yes" : "no");
     }
     size_t p = m->table.total * sizeof(real);
-    size_t a = (m->acts.table.total + m->acts.states.total) * sizeof(real), s = (m->step.table.total + m->step.states.total) * sizeof(real);
+    size_t a = (m->acts.table.total + m->acts.states.total) * sizeof(real),
+           s = (m->step.table.total + m->step.states.total) * sizeof(real);
     size_t work = thread_bytes(m), token = token_bytes(m), all = (m->train ? 4 * p : p) + a + s + threads * work;
     printf("parameters: %zu\n", model_parameters(m));
     printf("bytes: parameters %zu, gradients %zu, AdamW %zu, activations of %d x %d tokens %zu, of one token %zu\n",
@@ -2973,10 +3095,12 @@ static FILE* log_open(const char* path, int resumed, int step) {
     text_add(&kept, "step\ttrain_loss\tval_loss\tbits_per_token\tlr\tgrad_norm\tms\ttok_per_s\taccuracy\n");
     FILE* old = resumed ? fopen(path, "r") : NULL;
     char line[512];
-    while (old && fgets(line, sizeof line, old)) if (isdigit((unsigned char)line[0]) && atoi(line) <= step) text_add(&kept, "%s", line);
+    while (old && fgets(line, sizeof line, old))
+        if (isdigit((unsigned char)line[0]) && atoi(line) <= step) text_add(&kept, "%s", line);
     if (old) fclose(old);
     FILE* f = fopen(path, "w");
-    if (!f || fwrite(kept.chars, 1, kept.length, f) != kept.length || fflush(f) != 0) die("cannot write %s: %s", path, strerror(errno));
+    if (!f || fwrite(kept.chars, 1, kept.length, f) != kept.length || fflush(f) != 0)
+        die("cannot write %s: %s", path, strerror(errno));
     free(kept.chars);
     return f;
 }
@@ -2992,8 +3116,8 @@ static void make_folder(const char* path) {
     free(t.chars);
 }
 
-// Trains from step `done` + 1 to opt.steps: prints a line a step (on a terminal, one that is written over), logs the same
-// to out/log.tsv, validates, samples, saves. Ctrl-C ends it after the step in hand. Returns the signal, or 0.
+// Trains from step `done` + 1 to opt.steps: prints a line a step (on a terminal, one that is written over), logs the
+// same to out/log.tsv, validates, samples, saves. Ctrl-C ends it after the step in hand. Returns the signal, or 0.
 static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* tok, int done) {
     int resumed = opt.resume[0] != 0;
     Text log_path = {0}, model_path = {0};
@@ -3002,7 +3126,8 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
     make_folder(opt.out);
     if (!resumed && (access(log_path.chars, F_OK) == 0 || access(model_path.chars, F_OK) == 0))
         die("%s already holds a run: choose another --out, or delete it%s%s", opt.out,
-            access(model_path.chars, F_OK) == 0 ? ", or go on with --resume " : "", access(model_path.chars, F_OK) == 0 ? model_path.chars : "");
+            access(model_path.chars, F_OK) == 0 ? ", or go on with --resume " : "",
+            access(model_path.chars, F_OK) == 0 ? model_path.chars : "");
     struct statvfs disk;
     size_t needed = 3 * m->table.total * sizeof(real);
     if (opt.save_every >= 0 && statvfs(opt.out, &disk) == 0 && (double)disk.f_bavail * disk.f_frsize < needed)
@@ -3030,7 +3155,8 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
             if (!isfinite(l)) {
                 const char* where = not_finite(&m->table, m->param_memory);
                 if (!where) where = not_finite(&m->acts.table, m->acts.memory);
-                die("step %d: the loss is %f; the first tensor that is not finite: %s", step, l, where ? where : "none but the loss");
+                die("step %d: the loss is %f; the first tensor that is not finite: %s",
+                    step, l, where ? where : "none but the loss");
             }
             model_backward(m);
             loss += l / opt.accum;
@@ -3040,14 +3166,18 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
         double norm = model_update(m, lr, opt.weight_decay, opt.clip);
         if (!isfinite(norm)) {
             const char* where = not_finite(&m->table, m->grad_memory);
-            die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s", step, norm, where ? where : "none alone");
+            die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s",
+                step, norm, where ? where : "none alone");
         }
         double ms = 1e3 * (now() - start);
         long left = (long)((now() - started) / (step - done) * (opt.steps - step));
         int validate = val && (step == opt.steps || (opt.val_every && step % opt.val_every == 0));
-        int sample = opt.sample_every && step % opt.sample_every == 0, line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
-        printf("%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %ld:%02ld:%02ld", tty ? "\r\033[K" : "",
-               step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3, left / 3600, left / 60 % 60, left % 60);
+        int sample = opt.sample_every && step % opt.sample_every == 0,
+            line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
+        printf(
+            "%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %ld:%02ld:%02ld",
+            tty ? "\r\033[K" : "", step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3,
+            left / 3600, left / 60 % 60, left % 60);
         if (generated) printf(" | accuracy %.4f", counted ? correct / counted : 0);
         printf(line_ends ? "\n" : "");
         fflush(stdout);
@@ -3061,11 +3191,15 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
         fprintf(log_file, "\t%.6f\t%.6e\t%.6f\t%.1f\t%.0f\t", loss / log(2), lr, norm, ms, tokens / ms * 1e3);
         if (generated) fprintf(log_file, "%.4f", counted ? correct / counted : 0);
         fprintf(log_file, "\n");
-        if (fflush(log_file) != 0) fprintf(stderr, "warning: cannot write %s: %s; training goes on\n", log_path.chars, strerror(errno)), clearerr(log_file);
+        if (fflush(log_file) != 0)
+            fprintf(stderr, "warning: cannot write %s: %s; training goes on\n", log_path.chars, strerror(errno)),
+            clearerr(log_file);
         if (sample) generate(m, tok, opt.prompt, opt.sample_len, opt.temperature, opt.top_k, opt.seed + (uint64_t)step);
         if (opt.save_every > 0 && step % opt.save_every == 0 && step < opt.steps) {
             error = checkpoint_save(m, data, step, model_path.chars);
-            if (error) fprintf(stderr, "warning: cannot write %s: %s; what it held is untouched, training goes on\n", model_path.chars, strerror(error));
+            if (error)
+                fprintf(stderr, "warning: cannot write %s: %s; what it held is untouched, training goes on\n",
+                        model_path.chars, strerror(error));
         }
     }
     fclose(log_file);
@@ -3087,17 +3221,20 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
 static void open_data(DataLoader* d, const char* files, int mode, uint64_t seed) {
     if (opt.task) loader_task(d, opt.task == 1 ? "copy" : "recall", opt.batch, opt.seq, opt.config.vocab, seed);
     else loader_open(d, files, opt.batch, opt.seq, opt.config.vocab, mode, seed);
-    if (d->vocab > opt.config.vocab) die("%s was made with a vocabulary of %d tokens, the model has --vocab %d", files, d->vocab, opt.config.vocab);
+    if (d->vocab > opt.config.vocab)
+        die("%s was made with a vocabulary of %d tokens, the model has --vocab %d", files, d->vocab, opt.config.vocab);
 }
 
 #ifndef TESTING
 int main(int argc, char** argv) {
-    options_parse(option_table, sizeof option_table / sizeof *option_table, presets, sizeof presets / sizeof *presets, argc, argv);
+    options_parse(option_table, sizeof option_table / sizeof *option_table, presets,
+                  sizeof presets / sizeof *presets, argc, argv);
 #ifdef _OPENMP
     if (opt.threads > 0) omp_set_num_threads(opt.threads);
     int threads = omp_get_max_threads();
 #else
-    if (opt.threads > 1) die("--threads %d: this program was built without OpenMP and knows one thread only", opt.threads);
+    if (opt.threads > 1)
+        die("--threads %d: this program was built without OpenMP and knows one thread only", opt.threads);
     int threads = 1;
 #endif
     flush_denormals();
@@ -3107,24 +3244,32 @@ int main(int argc, char** argv) {
     const char* source = opt.resume[0] ? opt.resume : opt.init;
     SafeTensors file = {0};
     if (opt.resume[0] && opt.init[0]) die("--resume continues a run, --init starts a new one: give one of them");
-    if ((opt.eval || opt.generate) && !source[0]) die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
+    if ((opt.eval || opt.generate) && !source[0])
+        die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
     if (source[0]) {
         safetensors_read(&file, source);
         options_adopt(&file, MODEL_NAME, opt.resume[0] ? ADOPT_RUN : opt.eval ? ADOPT_SHAPE : ADOPT_MODEL);
         Option* out = option_find("out");
         char* slash = strrchr(opt.resume, '/');
-        if (opt.resume[0] && out->set == 0) { opt.out = strdup(slash ? opt.resume : "."); if (slash) ((char*)opt.out)[slash - opt.resume] = '\0'; }
+        if (opt.resume[0] && out->set == 0) {
+            opt.out = strdup(slash ? opt.resume : ".");
+            if (slash) ((char*)opt.out)[slash - opt.resume] = '\0';
+        }
     }
     int training = !opt.eval && !opt.generate;
     if (opt.min_lr < 0) opt.min_lr = opt.lr / 10;
     if (opt.warmup < 0) opt.warmup = opt.steps / 10 < 100 ? opt.steps / 10 : 100;
     if (opt.min_lr > opt.lr) die("--min-lr %g is above --lr %g", opt.min_lr, opt.lr);
     if (opt.warmup > opt.steps) die("--warmup %d is longer than --steps %d", opt.warmup, opt.steps);
-    if ((double)opt.batch * opt.seq > INT32_MAX) die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches", opt.batch, opt.seq);
-    if (opt.task && (opt.train[0] || opt.val[0])) die("--task generates its sequences: leave --train and --val out, or --task");
+    if ((double)opt.batch * opt.seq > INT32_MAX)
+        die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches",
+            opt.batch, opt.seq);
+    if (opt.task && (opt.train[0] || opt.val[0]))
+        die("--task generates its sequences: leave --train and --val out, or --task");
     config_check(c);
     if (opt.prompt[0] && !opt.tokenizer[0]) die("--prompt needs a --tokenizer to turn it into tokens");
-    if (training && !opt.plan && !opt.train[0] && !opt.task) die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
+    if (training && !opt.plan && !opt.train[0] && !opt.task)
+        die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
     if (opt.eval && !opt.val[0] && !opt.task) die("--eval needs --val FILES");
 
     // the vocabulary: --vocab, else the tokenizer's, else the preset's, else the data's, else GPT-2's
@@ -3133,7 +3278,8 @@ int main(int argc, char** argv) {
     if (opt.tokenizer[0]) {
         tokenizer_load(&tokenizer, opt.tokenizer);
         if (vocab->set < 2) c->vocab = tokenizer.vocab;
-        if (tokenizer.vocab > c->vocab) die("%s has %d tokens, the model --vocab %d", opt.tokenizer, tokenizer.vocab, c->vocab);
+        if (tokenizer.vocab > c->vocab)
+            die("%s has %d tokens, the model --vocab %d", opt.tokenizer, tokenizer.vocab, c->vocab);
     } else if (vocab->set == 0 && opt.task) c->vocab = 64;
     else if (vocab->set == 0 && (opt.train[0] || opt.val[0])) {
         DataLoader look;
@@ -3174,7 +3320,8 @@ int main(int argc, char** argv) {
     if (training) {
         if (!opt.task) printf("train %zu tokens", data.num_tokens);
         if (has_val && !opt.task) printf(" | val %zu tokens, %zu batches | ", val.num_tokens, val.num_batches);
-        printf("a step is %d x %d x %d = %.0f tokens\n", opt.accum, opt.batch, opt.seq, (double)opt.accum * opt.batch * opt.seq);
+        printf("a step is %d x %d x %d = %.0f tokens\n",
+               opt.accum, opt.batch, opt.seq, (double)opt.accum * opt.batch * opt.seq);
         int stopped = opt.steps > 0 ? train(&m, &data, has_val ? &val : NULL, tok, done) : 0;
         if (stopped) return 128 + stopped;
     }

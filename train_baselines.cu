@@ -1,29 +1,35 @@
 // train_baselines.cu: Transformer, Mamba, Mamba-2 and Hyena in CUDA, forward and backward written out by hand. It is
-// train_baselines.c function for function: lay the two side by side. The models, their equations and what each flag changes
-// stand at the top of the .c, and so do the derivations of the backward passes; here stands what a GPU makes different. Both
-// start from the same weights to the bit, read and write the same files, and test/twin.cu holds every kernel against its C twin.
+// train_baselines.c function for function: lay the two side by side. The models, their equations and what each flag
+// changes stand at the top of the .c, and so do the derivations of the backward passes; here stands what a GPU makes
+// different. Both start from the same weights to the bit, read and write the same files, and test/twin.cu holds every
+// kernel against its C twin.
 //
 // Numbers. floatX is bf16, or float with -DPRECISION_FP32 (make PRECISION=fp32).
-//   floatX  what is written once and read by matmuls or kernels: activations, gradients of activations, and a copy of the
-//           parameters for the matmuls, renewed after every update. bf16 has float's range and 8 bits of precision.
-//   float   what many terms are added to: the parameters and their gradients, AdamW's moments, the residual stream and its
-//           gradient; scores, softmax sums, states carried across chunks and tokens, Fourier transforms; all statistics.
-//           Step sizes and decays are computed in float where they are used, from what floatX keeps of their inputs.
+//   floatX  what is written once and read by matmuls or kernels: activations, gradients of activations, and a copy of
+//           the parameters for the matmuls, renewed after every update. bf16 has float's range and 8 bits of precision.
+//   float   what many terms are added to: the parameters and their gradients, AdamW's moments, the residual stream and
+//           its gradient; scores, softmax sums, states carried across chunks and tokens, Fourier transforms; all
+//           statistics. Step sizes and decays are computed in float where they are used,
+//           from what floatX keeps of their inputs.
 // Kernels load floatX, compute in float and round once, on the way out.
 //
 // What a GPU makes different:
-//   - attention. A block of threads takes 32 queries and meets 32 keys at a time in shared memory: 32 x 32 scores are made,
-//     used and forgotten, and no (T,T) tensor exists. Backward it makes them again, twice: once for the gradient of 32
-//     queries, once for that of 32 keys, so that a block owns what it writes and nothing is added atomically. The products run
-//     on the float units, not on tensor cores: plain to read, and in a long text most of the step.
-//   - linear attention and the scans run in chunks of time: each chunk's sum on its own, the sums in order, each chunk again.
+//   - attention. A block of threads takes 32 queries and meets 32 keys at a time in shared memory: 32 x 32 scores are
+//     made, used and forgotten, and no (T,T) tensor exists. Backward it makes them again, twice: once for the gradient
+//     of 32 queries, once for that of 32 keys, so that a block owns what it writes and nothing is added atomically. The
+//     products run on the float units, not on tensor cores: plain to read, and in a long text most of the step.
+//   - linear attention and the scans run in chunks of time:
+//     each chunk's sum on its own, the sums in order, each chunk again.
 //   - Hyena's long convolution is cuFFT's, in float.
-//   - the rest is train_harmonic.cu's to the letter; what its top says of coalescing and of where the time goes holds here.
+//   - the rest is train_harmonic.cu's to the letter;
+//     what its top says of coalescing and of where the time goes holds here.
 //
-// The same seed gives the same bits in every run on one kind of GPU: no atomic additions anywhere. Sums over rows are made in
-// two stages, fixed pieces first and then the pieces in order; the embedding's gradient walks rows sorted by token.
+// The same seed gives the same bits in every run on one kind of GPU: no atomic additions anywhere. Sums over rows are
+// made in two stages, fixed pieces first and then the pieces in order;
+// the embedding's gradient walks rows sorted by token.
 //
-// Reading order: attention_forward, attention_backward; the mixer of the model in question; layer_forward. The rest is the .c.
+// Reading order: attention_forward, attention_backward; the mixer of the model in question; layer_forward.
+// The rest is the .c.
 //
 // Build and run:   make cuda        Everything it can do:   ./build/cuda/train_baselines --help
 // Without a GPU:   make emu         the same source, its threads run one by one on the CPU (test/cuda_on_cpu.h)
@@ -115,7 +121,8 @@ static double rng_normal(uint64_t* state) {
 // the host wait for each, and then the line is the right one.
 static void cuda_check(cudaError_t error, const char* file, int line) {
     if (error != cudaSuccess)
-        die("%s:%d: CUDA: %s (run with CUDA_LAUNCH_BLOCKING=1 to see where it arose)", file, line, cudaGetErrorString(error));
+        die("%s:%d: CUDA: %s (run with CUDA_LAUNCH_BLOCKING=1 to see where it arose)",
+            file, line, cudaGetErrorString(error));
 }
 static void cublas_check(cublasStatus_t status, const char* file, int line) {
     if (status != CUBLAS_STATUS_SUCCESS) die("%s:%d: cuBLAS: %s", file, line, cublasGetStatusString(status));
@@ -138,8 +145,10 @@ static void device_start(void) {
     cudaCheck(cudaGetDeviceProperties(&prop, 0));
     snprintf(device_name, sizeof device_name, "%s", prop.name);
     if (sizeof(floatX) == 2 && prop.major < 8)
-        die("%s has no bf16 (compute capability %d.%d, 8.0 needed): build with PRECISION=fp32", prop.name, prop.major, prop.minor);
-    int mode = use_tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+        die("%s has no bf16 (compute capability %d.%d, 8.0 needed): build with PRECISION=fp32",
+            prop.name, prop.major, prop.minor);
+    int mode = use_tf32 ? CUBLAS_TF32_TENSOR_OP_MATH
+               : CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
     cublasCheck(cublasCreate(&cublas));
     cublasCheck(cublasSetMathMode(cublas, (cublasMath_t)mode));
 }
@@ -158,7 +167,8 @@ static void* device_allocate(size_t bytes, const char* what) {
     return p;
 }
 
-// Host <- device, n numbers converted to float, and the ways between. They wait until the GPU has done all earlier work.
+// Host <- device, n numbers converted to float, and the ways between.
+// They wait until the GPU has done all earlier work.
 template <typename F>
 static void device_read(float* host, const F* device, size_t n) {
     F* raw = sizeof(F) == sizeof(float) ? (F*)host : (F*)allocate(n * sizeof(F), "numbers of the GPU");
@@ -167,11 +177,16 @@ static void device_read(float* host, const F* device, size_t n) {
     for (size_t i = 0; i < n; i++) host[i] = (float)raw[i];
     free(raw);
 }
-static void device_write(void* device, const void* host, size_t bytes) { cudaCheck(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice)); }
-static void device_copy(void* to, const void* from, size_t bytes) { cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice)); }
+static void device_write(void* device, const void* host, size_t bytes) {
+    cudaCheck(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
+}
+static void device_copy(void* to, const void* from, size_t bytes) {
+    cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice));
+}
 static void device_zero(void* p, size_t bytes) { cudaCheck(cudaMemsetAsync(p, 0, bytes)); }
 
-// Memory that holds partial sums and chunk states between two launches. One for all models, as large as the largest asks.
+// Memory that holds partial sums and chunk states between two launches.
+// One for all models, as large as the largest asks.
 static float* workspace = NULL;
 static size_t workspace_floats = 0;
 static void workspace_reserve(size_t floats) {
@@ -181,16 +196,19 @@ static void workspace_reserve(size_t floats) {
     workspace_floats = floats;
 }
 
-// Number of blocks of `size` threads for n threads. Grids are one-dimensional in the long direction (2^31 blocks allowed).
+// Number of blocks of `size` threads for n threads.
+// Grids are one-dimensional in the long direction (2^31 blocks allowed).
 static unsigned blocks(size_t n, size_t size) { return (unsigned)((n + size - 1) / size); }
 
-// N numbers that are loaded and stored at once: 8 of bf16 are 16 bytes, the widest access there is. Their address must be a multiple
-// of their size, so kernels are compiled twice: N = 8 for rows of a multiple of 8 channels, and N = 1 for any other.
+// N numbers that are loaded and stored at once: 8 of bf16 are 16 bytes, the widest access there is. Their address must
+// be a multiple of their size, so kernels are compiled twice:
+// N = 8 for rows of a multiple of 8 channels, and N = 1 for any other.
 template <typename F, int N> struct alignas(sizeof(F) * N) Pack { F v[N]; };
 template <int N, typename F> __device__ Pack<F, N> load(const F* p) { return *(const Pack<F, N>*)p; }
 template <int N, typename F> __device__ void store(F* p, const Pack<F, N>& x) { *(Pack<F, N>*)p = x; }
 
-// Sum, maximum over the 32 lanes of a warp, the same bits on all of them: in a butterfly both partners add the same two.
+// Sum, maximum over the 32 lanes of a warp, the same bits on all of them:
+// in a butterfly both partners add the same two.
 template <typename F> __device__ F warp_sum(F x) {
     for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
     return x;
@@ -222,7 +240,8 @@ __device__ float block_max(float x) {
     return top;
 }
 
-// e^x with x held inside [-87, 87], where neither e^x nor e^-x leaves a float's range; NaN stays NaN (as fmaxf would not let it).
+// e^x with x held inside [-87, 87], where neither e^x nor e^-x leaves a float's range;
+// NaN stays NaN (as fmaxf would not let it).
 __device__ float fast_exp(float x) { return expf(x < -87 ? -87 : x > 87 ? 87 : x); }
 __device__ float sigmoid(float x) { return __fdividef(1.0f, 1 + fast_exp(-x)); }
 __device__ float fast_tanh(float x) { return 1 - 2 * __fdividef(1.0f, 1 + fast_exp(2 * x)); }
@@ -233,21 +252,22 @@ __device__ float fast_tanh(float x) { return 1 - 2 * __fdividef(1.0f, 1 + fast_e
 template <typename F> static cudaDataType_t type_of(const F*) { return sizeof(F) == 2 ? CUDA_R_16BF : CUDA_R_32F; }
 
 // C(M,N) = alpha op(A)(M,K) op(B)(K,N) + beta C, with sums over k in float. op is the transpose where ta or tb is set.
-// All matrices are row by row, with lda, ldb, ldc numbers from one row to the next. cuBLAS thinks in columns: to it each
-// of them is its own transpose, so it is asked for Cᵀ = op(B)ᵀ op(A)ᵀ. C is floatX, or float where it is added to.
+// All matrices are row by row, with lda, ldb, ldc numbers from one row to the next. cuBLAS thinks in columns: to it
+// each of them is its own transpose, so it is asked for Cᵀ = op(B)ᵀ op(A)ᵀ. C is floatX, or float where it is added to.
 template <typename Out, typename F>
 static void matmul(Out* C, const F* A, const F* B, size_t M, size_t N, size_t K, size_t ldc, size_t lda, size_t ldb,
                    int ta, int tb, float alpha, float beta) {
-    cublasCheck(cublasGemmEx(cublas, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N, (int)N, (int)M, (int)K,
-                             &alpha, B, type_of(B), (int)ldb, A, type_of(A), (int)lda, &beta, C, type_of(C), (int)ldc,
+    cublasCheck(cublasGemmEx(cublas, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N,
+                             (int)N, (int)M, (int)K, &alpha, B, type_of(B), (int)ldb,
+                             A, type_of(A), (int)lda, &beta, C, type_of(C), (int)ldc,
                              CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 // ----------------------------------------------------------------------------------------------------------------
 // layers. `rows` is B*T.
 
-// x(rows,C) = scale * wte(V,C)[tokens(rows)]. A thread writes N channels of one row; x is float where it begins a residual
-// stream, floatX where a matmul reads it.
+// x(rows,C) = scale * wte(V,C)[tokens(rows)]. A thread writes N channels of one row; x is float where it begins a
+// residual stream, floatX where a matmul reads it.
 template <int N, typename X>
 __global__ void embedding_forward_kernel(X* x, const int* tokens, const floatX* wte, float scale, size_t rows, int C) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
@@ -259,16 +279,18 @@ __global__ void embedding_forward_kernel(X* x, const int* tokens, const floatX* 
 }
 template <typename X>
 static void embedding_forward(X* x, const int* tokens, const floatX* wte, float scale, size_t rows, size_t C) {
-    if (C % 8 == 0) embedding_forward_kernel<8, X><<<blocks(rows * C / 8, 256), 256>>>(x, tokens, wte, scale, rows, (int)C);
+    if (C % 8 == 0)
+        embedding_forward_kernel<8, X><<<blocks(rows * C / 8, 256), 256>>>(x, tokens, wte, scale, rows, (int)C);
     else            embedding_forward_kernel<1, X><<<blocks(rows * C, 256), 256>>>(x, tokens, wte, scale, rows, (int)C);
     cudaCheck(cudaGetLastError());
 }
 
-// A token may stand in many rows. Atomic additions would make the order of its sum a matter of chance, so the host sorts:
-// order(rows) lists the rows by token, those of one token in order of time; those of the k-th distinct token begin at
-// first(distinct + 1)[k]. Returns the number of distinct tokens. O(rows + V).
+// A token may stand in many rows. Atomic additions would make the order of its sum a matter of chance, so the host
+// sorts: order(rows) lists the rows by token, those of one token in order of time; those of the k-th distinct token
+// begin at first(distinct + 1)[k]. Returns the number of distinct tokens. O(rows + V).
 static int sort_rows(int* order, int* first, const int* tokens, size_t rows, size_t V) {
-    int* at = (int*)calloc(V + 1, sizeof(int));         // of each token: its count, one place up; then where its next row goes
+    // at, of each token: its count, one place up; then where its next row goes
+    int* at = (int*)calloc(V + 1, sizeof(int));
     if (!at) die("not enough memory to sort %zu tokens", rows);
     for (size_t r = 0; r < rows; r++) at[tokens[r] + 1]++;
     int distinct = 0;
@@ -284,7 +306,8 @@ static int sort_rows(int* order, int* first, const int* tokens, size_t rows, siz
 
 // dwte[token] += scale * sum of dx over its rows. A block takes one token and 32 channels, and sums its rows: a lane a
 // channel, so that a warp reads 32 neighbours; 8 warps take every 8th row each, and warp 0 adds the 8.
-__global__ void embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const int* first, const float* dx, float scale, int C) {
+__global__ void embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const int* first,
+                                          const float* dx, float scale, int C) {
     __shared__ float part[8][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.y * 32 + lane;
     int begin = first[blockIdx.x], end = first[blockIdx.x + 1];
@@ -296,14 +319,14 @@ __global__ void embedding_backward_kernel(float* dwte, const int* tokens, const 
     for (int w = 1; w < 8; w++) sum += part[w][lane];
     dwte[(size_t)tokens[order[begin]] * C + c] += scale * sum;
 }
-static void embedding_backward(float* dwte, const int* tokens, const int* order, const int* first, int distinct, const float* dx,
-                               float scale, size_t C) {
+static void embedding_backward(float* dwte, const int* tokens, const int* order, const int* first, int distinct,
+                               const float* dx, float scale, size_t C) {
     embedding_backward_kernel<<<dim3(distinct, blocks(C, 32)), 256>>>(dwte, tokens, order, first, dx, scale, (int)C);
     cudaCheck(cudaGetLastError());
 }
 
-// Sums over all rows, in two stages. A block takes 32 columns and one of `splits` equal pieces of the rows, and sums them as
-// above; then one thread per column adds the pieces in order.
+// Sums over all rows, in two stages. A block takes 32 columns and one of `splits` equal pieces of the rows, and sums
+// them as above; then one thread per column adds the pieces in order.
 enum { SPLITS = 128 };
 static size_t split_count(size_t rows) { return smin(SPLITS, (rows + 63) / 64); }
 
@@ -361,8 +384,8 @@ static void linear_forward(F* out, const F* inp, const F* w, const float* bias,
     cudaCheck(cudaGetLastError());
 }
 
-// out = inp wᵀ + bias  =>  dinp = dout w,  dw = doutᵀ inp,  dbias = sum of dout's rows (NULL: not wanted). dw and dbias are
-// added to; dinp is with add = 1 and must be float then: one rounding to bf16 per term would be too many.
+// out = inp wᵀ + bias  =>  dinp = dout w,  dw = doutᵀ inp,  dbias = sum of dout's rows (NULL: not wanted). dw and dbias
+// are added to; dinp is with add = 1 and must be float then: one rounding to bf16 per term would be too many.
 template <typename D, typename F>
 static void linear_backward(D* dinp, float* dw, float* dbias, const F* dout, const F* inp, const F* w,
                             size_t rows, size_t IC, size_t OC, size_t ldw, int add) {
@@ -409,10 +432,12 @@ static void silu_backward(floatX* d, const floatX* za, const float* bias, size_t
     cudaCheck(cudaGetLastError());
 }
 
-// out = (x - mean) rstd w + b over each row of x (rows,C); mean, rstd (rows) are kept for the backward. w = b = NULL: n(.).
-// A warp takes a row, 8 rows a block, and walks it three times; only the first time comes from memory, the others from cache.
+// out = (x - mean) rstd w + b over each row of x (rows,C); mean, rstd (rows) are kept for the backward.
+// w = b = NULL: n(.). A warp takes a row, 8 rows a block, and walks it three times; only the first time comes from
+// memory, the others from cache.
 template <int N, typename X>
-__global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, const X* x, const float* w, const float* b, size_t rows, int C) {
+__global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, const X* x, const float* w,
+                                         const float* b, size_t rows, int C) {
     size_t r = (size_t)blockIdx.x * 8 + threadIdx.x / 32;
     int first = threadIdx.x % 32 * N;
     if (r >= rows) return;              // a whole warp leaves
@@ -441,16 +466,18 @@ __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, 
     if (first == 0) { mean[r] = m; rstd[r] = s; }
 }
 template <typename X>
-static void layernorm_forward(floatX* out, float* mean, float* rstd, const X* x, const float* w, const float* b, size_t rows, size_t C) {
+static void layernorm_forward(floatX* out, float* mean, float* rstd, const X* x, const float* w,
+                              const float* b, size_t rows, size_t C) {
     if (C % 8 == 0) layernorm_forward_kernel<8, X><<<blocks(rows, 8), 256>>>(out, mean, rstd, x, w, b, rows, (int)C);
     else            layernorm_forward_kernel<1, X><<<blocks(rows, 8), 256>>>(out, mean, rstd, x, w, b, rows, (int)C);
     cudaCheck(cudaGetLastError());
 }
 
-// With n = (x - mean) rstd, g = dout w:  dx = rstd (g - mean(g) - n mean(g n)), written, or added with add = 1. A warp a row.
+// With n = (x - mean) rstd, g = dout w:  dx = rstd (g - mean(g) - n mean(g n)), written, or added with add = 1.
+// A warp a row.
 template <int N, typename D, typename X>
-__global__ void layernorm_backward_kernel(D* dx, const float* dout, const X* x, const float* mean, const float* rstd, const float* w,
-                                          size_t rows, int C, int add) {
+__global__ void layernorm_backward_kernel(D* dx, const float* dout, const X* x, const float* mean, const float* rstd,
+                                          const float* w, size_t rows, int C, int add) {
     size_t r = (size_t)blockIdx.x * 8 + threadIdx.x / 32;
     int first = threadIdx.x % 32 * N;
     if (r >= rows) return;
@@ -482,10 +509,11 @@ __global__ void layernorm_backward_kernel(D* dx, const float* dout, const X* x, 
         store<N>(dx + c, o);
     }
 }
-// dw = sum over rows of dout n,  db = sum of dout: pieces of rows as in sum_rows_kernel. partial is (splits,C) for dw, then for db.
+// dw = sum over rows of dout n,  db = sum of dout:
+// pieces of rows as in sum_rows_kernel. partial is (splits,C) for dw, then for db.
 template <typename X>
-__global__ void layernorm_backward_sums_kernel(float* partial, const float* dout, const X* x, const float* mean, const float* rstd,
-                                               size_t rows, size_t piece, int C) {
+__global__ void layernorm_backward_sums_kernel(float* partial, const float* dout, const X* x, const float* mean,
+                                               const float* rstd, size_t rows, size_t piece, int C) {
     __shared__ float part_w[8][32];
     __shared__ float part_b[8][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
@@ -506,14 +534,17 @@ __global__ void layernorm_backward_sums_kernel(float* partial, const float* dout
 }
 // dw and db are added to.
 template <typename D, typename X>
-static void layernorm_backward(D* dx, float* dw, float* db, const float* dout, const X* x, const float* mean, const float* rstd,
-                               const float* w, size_t rows, size_t C, int add) {
-    if (C % 8 == 0) layernorm_backward_kernel<8, D, X><<<blocks(rows, 8), 256>>>(dx, dout, x, mean, rstd, w, rows, (int)C, add);
-    else            layernorm_backward_kernel<1, D, X><<<blocks(rows, 8), 256>>>(dx, dout, x, mean, rstd, w, rows, (int)C, add);
+static void layernorm_backward(D* dx, float* dw, float* db, const float* dout, const X* x, const float* mean,
+                               const float* rstd, const float* w, size_t rows, size_t C, int add) {
+    if (C % 8 == 0)
+        layernorm_backward_kernel<8, D, X><<<blocks(rows, 8), 256>>>(dx, dout, x, mean, rstd, w, rows, (int)C, add);
+    else
+        layernorm_backward_kernel<1, D, X><<<blocks(rows, 8), 256>>>(dx, dout, x, mean, rstd, w, rows, (int)C, add);
     cudaCheck(cudaGetLastError());
     if (!w) return;
     size_t splits = split_count(rows), piece = (rows + splits - 1) / splits;
-    layernorm_backward_sums_kernel<X><<<dim3(blocks(C, 32), (unsigned)splits), 256>>>(workspace, dout, x, mean, rstd, rows, piece, (int)C);
+    layernorm_backward_sums_kernel<X><<<dim3(blocks(C, 32), (unsigned)splits), 256>>>(
+        workspace, dout, x, mean, rstd, rows, piece, (int)C);
     cudaCheck(cudaGetLastError());
     sum_partials_kernel<<<blocks(C, 64), 64>>>(dw, workspace, (int)splits, (int)C);
     cudaCheck(cudaGetLastError());
@@ -521,7 +552,8 @@ static void layernorm_backward(D* dx, float* dw, float* db, const float* dout, c
     cudaCheck(cudaGetLastError());
 }
 
-// RMSNorm: out = x rstd w with rstd = (mean of x² + 1e-5)^-½, over each row of x (rows,C); rstd (rows) is kept. A warp a row.
+// RMSNorm: out = x rstd w with rstd = (mean of x² + 1e-5)^-½, over each row of x (rows,C); rstd (rows) is kept.
+// A warp a row.
 template <int N, typename X>
 __global__ void rmsnorm_forward_kernel(floatX* out, float* rstd, const X* x, const float* w, size_t rows, int C) {
     size_t r = (size_t)blockIdx.x * 8 + threadIdx.x / 32;
@@ -602,7 +634,8 @@ static void rmsnorm_backward(D* dx, float* dw, const float* dout, const X* x, co
     else            rmsnorm_backward_kernel<1, D, X><<<blocks(rows, 8), 256>>>(dx, dout, x, rstd, w, rows, (int)C, add);
     cudaCheck(cudaGetLastError());
     size_t splits = split_count(rows), piece = (rows + splits - 1) / splits;
-    rmsnorm_backward_sums_kernel<X><<<dim3(blocks(C, 32), (unsigned)splits), 256>>>(workspace, dout, x, rstd, rows, piece, (int)C);
+    rmsnorm_backward_sums_kernel<X><<<dim3(blocks(C, 32), (unsigned)splits), 256>>>(
+        workspace, dout, x, rstd, rows, piece, (int)C);
     cudaCheck(cudaGetLastError());
     sum_partials_kernel<<<blocks(C, 64), 64>>>(dw, workspace, (int)splits, (int)C);
     cudaCheck(cudaGetLastError());
@@ -663,8 +696,8 @@ static void swiglu_forward(floatX* out, const floatX* z, const floatX* up, size_
     cudaCheck(cudaGetLastError());
 }
 
-// dup = dout silu(z),  dz = dout up silu'(z), with silu' = σ (1 + z (1 - σ)).  d is dout on entry and dz on return; dup is
-// written.
+// dup = dout silu(z),  dz = dout up silu'(z), with silu' = σ (1 + z (1 - σ)).  d is dout on entry and dz on return;
+// dup is written.
 template <int N>
 __global__ void swiglu_backward_kernel(floatX* d, floatX* dup, const floatX* z, const floatX* up, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
@@ -744,9 +777,9 @@ static void positions_backward(float* dwpe, const float* dx, size_t B, size_t T,
 // for those rows: memory does not grow with T V.
 //     logits = y headᵀ      loss = mean over rows with target >= 0 of  log sum_v e^logit_v - logit_target
 //     dlogits = (softmax - onehot(target)) / count         dy = dlogits head      dhead += dlogitsᵀ y
-// Rows of V numbers are kept padded to Vp, the next multiple of 64: with an odd V (GPT-2's 50257) no row but the first would
-// start at an address from which 16 bytes can be loaded, and matmuls would lose several times their speed. head has
-// Vp rows as well (params_layout leaves room), zeros, and dlogits are zero there.
+// Rows of V numbers are kept padded to Vp, the next multiple of 64: with an odd V (GPT-2's 50257) no row but the first
+// would start at an address from which 16 bytes can be loaded, and matmuls would lose several times their speed. head
+// has Vp rows as well (params_layout leaves room), zeros, and dlogits are zero there.
 enum { HEAD_ROWS = 4096, HEAD_BYTES = 1 << 29 };        // at most so many rows, and logits of at most half a gigabyte
 static size_t padded_vocab(size_t V) { return (V + 63) / 64 * 64; }
 static size_t head_rows(size_t rows, size_t V) {
@@ -754,10 +787,11 @@ static size_t head_rows(size_t rows, size_t V) {
     return smin(rows, smin(HEAD_ROWS, fit ? fit : 64));
 }
 
-// One block per row. Logits (rows,Vp) become dlogits in place with train = 1; losses, hits (rows). Each thread keeps the maximum
-// it has seen and the sum of e^(x - maximum), corrected whenever the maximum rises, so that the row is read once for
-// both; a second reading writes the gradient.
-__global__ void softmax_kernel(floatX* logits, float* losses, float* hits, const int* targets, float dloss, int V, int Vp, int train) {
+// One block per row. Logits (rows,Vp) become dlogits in place with train = 1; losses, hits (rows). Each thread keeps
+// the maximum it has seen and the sum of e^(x - maximum), corrected whenever the maximum rises, so that the row is read
+// once for both; a second reading writes the gradient.
+__global__ void softmax_kernel(floatX* logits, float* losses, float* hits, const int* targets,
+                               float dloss, int V, int Vp, int train) {
     floatX* z = logits + (size_t)blockIdx.x * Vp;
     int target = targets[blockIdx.x];
     if (target < 0) {
@@ -799,17 +833,20 @@ __global__ void sum_losses_kernel(double* totals, const float* losses, const flo
     sum = block_sum(sum);
     if (threadIdx.x == 0) totals[blockIdx.x] = sum;
 }
-// y (rows,C), dy (rows,C), head, dhead (Vp,C), targets (rows), `count` of them >= 0. Scratch: logits (head_rows,Vp), losses, hits
-// (rows). dy == NULL: loss only. dy is written, dhead is added to; `scale` multiplies both (1/accum). Returns the mean
-// loss in nats (0 where no row has a target); *correct receives how many targets had the largest logit.
-static double head_loss(float* dy, float* dhead, const floatX* y, const floatX* head, const int* targets, size_t count, floatX* logits,
-                        float* losses, float* hits, double scale, size_t rows, size_t C, size_t V, size_t* correct) {
+// y (rows,C), dy (rows,C), head, dhead (Vp,C), targets (rows), `count` of them >= 0. Scratch: logits (head_rows,Vp),
+// losses, hits (rows). dy == NULL: loss only. dy is written, dhead is added to; `scale` multiplies both (1/accum).
+// Returns the mean loss in nats (0 where no row has a target);
+// *correct receives how many targets had the largest logit.
+static double head_loss(float* dy, float* dhead, const floatX* y, const floatX* head, const int* targets, size_t count,
+                        floatX* logits, float* losses, float* hits, double scale, size_t rows, size_t C,
+                        size_t V, size_t* correct) {
     size_t Vp = padded_vocab(V), step = head_rows(rows, V);
     float dloss = count ? scale / count : 0;
     for (size_t r0 = 0; r0 < rows; r0 += step) {
         size_t n = smin(step, rows - r0);
         linear_forward(logits, y + r0 * C, head, NULL, n, C, Vp, C, 0);
-        softmax_kernel<<<(unsigned)n, 512>>>(logits, losses + r0, hits + r0, targets + r0, dloss, (int)V, (int)Vp, dy != NULL);
+        softmax_kernel<<<(unsigned)n, 512>>>(logits, losses + r0, hits + r0, targets + r0, dloss,
+                                             (int)V, (int)Vp, dy != NULL);
         cudaCheck(cudaGetLastError());
         if (dy) linear_backward(dy + r0 * C, dhead, NULL, logits, y + r0 * C, head, n, C, Vp, C, 0);
     }
@@ -828,8 +865,8 @@ static double head_loss(float* dy, float* dhead, const floatX* y, const floatX* 
 enum { MAX_HEAD = 128 };        // the largest D: a thread keeps up to 2 x 64 numbers of it in registers
 
 // Rotary positions (Su et al. 2021). The pair (x[i], x[i + D/2]) of every query and key is turned by the angle
-// t 10000^(-2i/D): the product q_t·k_s then depends on t - s alone. table (T,D) holds the cosines, then the sines. Angles grow to
-// T, and a float near 10^6 knows only steps of 0.06: they are made in double.
+// t 10000^(-2i/D): the product q_t·k_s then depends on t - s alone. table (T,D) holds the cosines, then the sines.
+// Angles grow to T, and a float near 10^6 knows only steps of 0.06: they are made in double.
 __global__ void rope_table_kernel(float* table, size_t past, size_t T, int D) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, t = i / (D / 2), pair = i % (D / 2);
     if (i >= T * (D / 2)) return;
@@ -844,11 +881,13 @@ static void rope_table(float* table, size_t past, size_t T, size_t D) {
 
 // Turns the first `heads` heads of every row of x (B*T, W) in place; with sign -1 it turns them back, which is also the
 // backward pass, a rotation's transpose being its inverse. A thread a pair.
-__global__ void rope_kernel(floatX* x, const float* table, float sign, size_t rows, size_t T, size_t W, int heads, int D) {
+__global__ void rope_kernel(floatX* x, const float* table,
+                            float sign, size_t rows, size_t T, size_t W, int heads, int D) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, half = D / 2, r = i / (heads * half), pair = i % half;
     if (r >= rows) return;
     floatX *a = x + r * W + i / half % heads * D + pair, *b = a + half;
-    float a_i = (float)*a, b_i = (float)*b, cosine = table[r % T * D + pair], sine = sign * table[r % T * D + half + pair];
+    float a_i = (float)*a, b_i = (float)*b, cosine = table[r % T * D + pair],
+          sine = sign * table[r % T * D + half + pair];
     *a = (floatX)(a_i * cosine - b_i * sine);
     *b = (floatX)(b_i * cosine + a_i * sine);
 }
@@ -857,8 +896,8 @@ static void rope(floatX* x, const float* table, int sign, size_t B, size_t T, si
     cudaCheck(cudaGetLastError());
 }
 
-// Which keys a query sees: s <= t, with `window` the last `window` of them, with `block` those of t's own block (0: no such
-// limit). For every query it is an interval [first_key(t), t], and for every key an interval of queries
+// Which keys a query sees: s <= t, with `window` the last `window` of them, with `block` those of t's own block (0: no
+// such limit). For every query it is an interval [first_key(t), t], and for every key an interval of queries
 // [s, last_query(s)], so no tile is looked at that does not count, and a window costs T · window.
 __host__ __device__ static size_t first_key(size_t t, size_t window, size_t block) {
     size_t first = window && t + 1 > window ? t + 1 - window : 0, start = block ? t / block * block : 0;
@@ -871,11 +910,12 @@ __device__ static size_t last_query(size_t s, size_t T, size_t window, size_t bl
     return last;
 }
 
-// The tools of all attention kernels. A block of 64 threads works with tiles of TILE rows (queries or keys) of one head in
-// shared memory: TILE x 8N numbers, D <= 8N of them used, the rest 0, N = 4, 8 or 16. The threads stand 8 x 8 (ty, tx), and
-// thread (ty, tx) has rows ty, ty+8, ty+16, ty+24 and columns tx, tx+8, ... of every result, in registers: once it has
-// loaded 4 numbers of one factor and N of the other from shared memory it can do 4N multiply-adds. Rows are 8N + 1 numbers
-// apart, so that the 8 different rows that a warp reads at once lie in different banks.
+// The tools of all attention kernels. A block of 64 threads works with tiles of TILE rows (queries or keys) of one head
+// in shared memory: TILE x 8N numbers, D <= 8N of them used, the rest 0, N = 4, 8 or 16. The threads stand 8 x 8
+// (ty, tx), and thread (ty, tx) has rows ty, ty+8, ty+16, ty+24 and columns tx, tx+8, ... of every result, in
+// registers: once it has loaded 4 numbers of one factor and N of the other from shared memory it can do 4N
+// multiply-adds. Rows are 8N + 1 numbers apart,
+// so that the 8 different rows that a warp reads at once lie in different banks.
 enum { TILE = 32, SQUARE = TILE + 1 };      // SQUARE: numbers from row to row of TILE x TILE scores
 
 // What all of them must know of the shape
@@ -884,7 +924,8 @@ struct Heads { size_t B, T, H, G, D, W, window, block; };
 // Bytes of shared memory for so many tiles of D numbers a row, and squares. More than 48 KB a block must be asked for.
 template <typename Kernel>
 static size_t shared_bytes(Kernel* kernel, size_t D, int tiles, int squares) {
-    size_t width = D <= 32 ? 32 : D <= 64 ? 64 : 128, bytes = (tiles * TILE * (width + 1) + squares * TILE * SQUARE) * sizeof(float);
+    size_t width = D <= 32 ? 32 : D <= 64 ? 64 : 128,
+           bytes = (tiles * TILE * (width + 1) + squares * TILE * SQUARE) * sizeof(float);
     cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     return bytes;
 }
@@ -893,7 +934,8 @@ static size_t shared_bytes(Kernel* kernel, size_t D, int tiles, int squares) {
 __device__ float phi(float x) { return x > 0 ? x + 1 : fast_exp(x); }
 __device__ float phi_slope(float x) { return x > 0 ? 1 : fast_exp(x); }
 
-// tile = scale * x, or phi(x) with `map`: n <= TILE rows of D numbers that lie `stride` apart. A warp loads a row at a time.
+// tile = scale * x, or phi(x) with `map`: n <= TILE rows of D numbers that lie `stride` apart.
+// A warp loads a row at a time.
 template <int N, typename F>
 __device__ void tile_load(float* tile, const F* x, float scale, int map, int n, size_t stride, int D) {
     for (int i = threadIdx.x / 32; i < TILE; i += 2)
@@ -923,7 +965,8 @@ __device__ void tile_add(float o[4][N], const float* p, int pi, int pk, const fl
             for (int j = 0; j < N; j++) o[i][j] += x[8 * i * pi + k * pk] * y[k * (8 * N + 1) + 8 * j];
 }
 
-// o(row,c) += z(row,c - 32 piece) for the 32 columns of a piece. (Registers have no numbers at run time: every j asks if it is meant.)
+// o(row,c) += z(row,c - 32 piece) for the 32 columns of a piece.
+// (Registers have no numbers at run time: every j asks if it is meant.)
 template <int N>
 __device__ void tile_columns(float o[4][N], const float z[4][4], int piece) {
     #pragma unroll
@@ -963,7 +1006,8 @@ __device__ float row_max(float x) {
     return x;
 }
 
-// Where a block works: sequence b, head h of `heads`, rows t .. t+n-1. Late rows have most keys before them, so they come first.
+// Where a block works: sequence b, head h of `heads`, rows t .. t+n-1.
+// Late rows have most keys before them, so they come first.
 struct Spot { size_t b, h, t; int n; };
 __device__ Spot spot(Heads a, size_t heads) {
     Spot s;
@@ -978,8 +1022,8 @@ static unsigned spots(Heads a, size_t heads) { return (unsigned)((a.T + TILE - 1
 
 // Softmax attention. For every head, with k and v of its group:
 //     o_t = sum_s p_ts v_s      p_ts = e^(z_ts - lse_t)      z_ts = q_t·k_s D^-½      lse_t = log sum_s e^z_ts
-// A block takes 32 queries of a head and walks their keys, 32 at a time. Where a larger z turns up than any before ("top"),
-// what has been summed so far is scaled down to it (Milakov & Gimelshein 2018; FlashAttention).
+// A block takes 32 queries of a head and walks their keys, 32 at a time. Where a larger z turns up than any before
+// ("top"), what has been summed so far is scaled down to it (Milakov & Gimelshein 2018; FlashAttention).
 template <int N>
 __global__ void __launch_bounds__(64, 4) attention_forward_kernel(floatX* out, float* lse, const floatX* qkv, Heads a) {
     extern __shared__ float shared[];
@@ -987,7 +1031,8 @@ __global__ void __launch_bounds__(64, 4) attention_forward_kernel(floatX* out, f
     float *q = shared, *kv = q + SIZE, *p = kv + SIZE;
     Spot at = spot(a, a.H);
     int ty = threadIdx.x / 8, tx = threadIdx.x % 8;
-    const floatX *rows = qkv + at.b * a.T * a.W, *keys = rows + (a.H + at.h / (a.H / a.G)) * a.D, *values = keys + a.G * a.D;
+    const floatX *rows = qkv + at.b * a.T * a.W, *keys = rows + (a.H + at.h / (a.H / a.G)) * a.D,
+                 *values = keys + a.G * a.D;
     tile_load<N>(q, rows + at.t * a.W + at.h * a.D, rsqrtf(a.D), 0, at.n, a.W, a.D);
     float o[4][N] = {}, top[4], sum[4] = {};
     for (int i = 0; i < 4; i++) top[i] = -1e30f;                // not -inf: inf - inf is no number
@@ -1029,8 +1074,8 @@ __global__ void __launch_bounds__(64, 4) attention_forward_kernel(floatX* out, f
     }
     tile_store<N>(out + ((at.b * a.T + at.t) * a.H + at.h) * a.D, o, 1, at.n, a.H * a.D, a.D);
 }
-static void attention_forward(floatX* out, float* lse, const floatX* qkv, size_t window, size_t block, size_t B, size_t T,
-                              size_t H, size_t G, size_t D) {
+static void attention_forward(floatX* out, float* lse, const floatX* qkv,
+                              size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D) {
     Heads a = {B, T, H, G, D, (H + 2 * G) * D, window, block};
     unsigned n = spots(a, H);
     auto kernel = D <= 32 ? attention_forward_kernel<4>
@@ -1044,15 +1089,17 @@ static void attention_forward(floatX* out, float* lse, const floatX* qkv, size_t
 //     dq_t = D^-½ sum_s dz_ts k_s   dk_s = D^-½ sum_t dz_ts q_t
 // First kernel: dq and delta of 32 queries, whose keys it walks.
 template <int N>
-__global__ void __launch_bounds__(64, 4) attention_backward_q_kernel(floatX* dqkv, float* delta, const floatX* dout, const floatX* out,
-                                                                  const float* lse, const floatX* qkv, Heads a) {
+__global__ void __launch_bounds__(64, 4) attention_backward_q_kernel(floatX* dqkv, float* delta, const floatX* dout,
+                                                                     const floatX* out, const float* lse,
+                                                                     const floatX* qkv, Heads a) {
     extern __shared__ float shared[];
     const int ROW = 8 * N + 1, SIZE = TILE * ROW;
     float *q = shared, *d_o = q + SIZE, *k = d_o + SIZE, *v = k + SIZE, *dz = v + SIZE;
     Spot at = spot(a, a.H);
     int ty = threadIdx.x / 8, tx = threadIdx.x % 8;
     size_t r0 = at.b * a.T + at.t, C = a.H * a.D;
-    const floatX *rows = qkv + at.b * a.T * a.W, *keys = rows + (a.H + at.h / (a.H / a.G)) * a.D, *values = keys + a.G * a.D;
+    const floatX *rows = qkv + at.b * a.T * a.W, *keys = rows + (a.H + at.h / (a.H / a.G)) * a.D,
+                 *values = keys + a.G * a.D;
     float scale = rsqrtf(a.D), dq[4][N] = {}, l[4] = {}, dl[4] = {};
     tile_load<N>(q, rows + at.t * a.W + at.h * a.D, scale, 0, at.n, a.W, a.D);
     tile_load<N>(d_o, dout + r0 * C + at.h * a.D, 1, 0, at.n, C, a.D);
@@ -1060,7 +1107,8 @@ __global__ void __launch_bounds__(64, 4) attention_backward_q_kernel(floatX* dqk
     for (int i = 0; i < 4; i++) {
         int row = ty + 8 * i;
         if (row < at.n) {
-            for (int d = tx; d < (int)a.D; d += 8) dl[i] += d_o[row * ROW + d] * (float)out[(r0 + row) * C + at.h * a.D + d];
+            for (int d = tx; d < (int)a.D; d += 8)
+                dl[i] += d_o[row * ROW + d] * (float)out[(r0 + row) * C + at.h * a.D + d];
             l[i] = lse[(r0 + row) * a.H + at.h];
         }
         dl[i] = row_sum(dl[i]);
@@ -1088,8 +1136,9 @@ __global__ void __launch_bounds__(64, 4) attention_backward_q_kernel(floatX* dqk
 }
 // Second kernel: dk and dv of 32 keys, which walk the queries that see them, of every head of their group.
 template <int N>
-__global__ void __launch_bounds__(64, 4) attention_backward_kv_kernel(floatX* dqkv, const float* delta, const floatX* dout, const float* lse,
-                                                                   const floatX* qkv, Heads a) {
+__global__ void __launch_bounds__(64, 4) attention_backward_kv_kernel(floatX* dqkv, const float* delta,
+                                                                      const floatX* dout, const float* lse,
+                                                                      const floatX* qkv, Heads a) {
     extern __shared__ float shared[];
     const int ROW = 8 * N + 1, SIZE = TILE * ROW;
     float *k = shared, *v = k + SIZE, *q = v + SIZE, *d_o = q + SIZE;
@@ -1115,7 +1164,8 @@ __global__ void __launch_bounds__(64, 4) attention_backward_kv_kernel(floatX* dq
             for (int j = 0; j < 4; j++) {
                 int column = tx + 8 * j;
                 size_t t = q0 + column, first = first_key(t, a.window, a.block);
-                float l = column < w ? lse[(r0 + column) * a.H + h] : 0, dl = column < w ? delta[(r0 + column) * a.H + h] : 0;
+                float l = column < w ? lse[(r0 + column) * a.H + h] : 0,
+                      dl = column < w ? delta[(r0 + column) * a.H + h] : 0;
                 for (int i = 0; i < 4; i++) {
                     size_t s = at.t + ty + 8 * i;
                     float e = column < w && s <= t && s >= first ? expf(z[i][j] - l) : 0;
@@ -1132,7 +1182,8 @@ __global__ void __launch_bounds__(64, 4) attention_backward_kv_kernel(floatX* dq
     tile_store<N>(dkeys + a.G * a.D, dv, 1, at.n, a.W, a.D);
 }
 // dqkv (B*T, W) is written; delta (B*T, H) is scratch.
-static void attention_backward(floatX* dqkv, float* delta, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv,
+static void attention_backward(floatX* dqkv, float* delta, const floatX* dout, const floatX* out,
+                               const float* lse, const floatX* qkv,
                                size_t window, size_t block, size_t B, size_t T, size_t H, size_t G, size_t D) {
     Heads a = {B, T, H, G, D, (H + 2 * G) * D, window, block};
     unsigned n = spots(a, H), m = spots(a, G);
@@ -1146,9 +1197,9 @@ static void attention_backward(floatX* dqkv, float* delta, const floatX* dout, c
     cudaCheck(cudaGetLastError());
 }
 
-// One token's attention, for generation: its own q, and the keys and values [k | v] (2 G D) of all tokens so far, of which
-// token s lies in cache[s % room]. t: the token's place. A block takes a head; its 8 warps take every 8th token each, a lane
-// every 32nd number of the head, with a softmax of their own; the first threads put the 8 together.
+// One token's attention, for generation: its own q, and the keys and values [k | v] (2 G D) of all tokens so far, of
+// which token s lies in cache[s % room]. t: the token's place. A block takes a head; its 8 warps take every 8th token
+// each, a lane every 32nd number of the head, with a softmax of their own; the first threads put the 8 together.
 __global__ void attention_step_kernel(floatX* out, const floatX* q, const floatX* cache, size_t room, size_t t,
                                       size_t first, Heads a) {
     __shared__ float part[8][MAX_HEAD];
@@ -1166,7 +1217,8 @@ __global__ void attention_step_kernel(floatX* out, const floatX* q, const floatX
         float larger = fmaxf(top, z), shrink = expf(top - larger), e = expf(z - larger);
         top = larger;
         sum = sum * shrink + e;
-        for (int i = 0; i < MAX_HEAD / 32; i++) if (lane + 32 * i < D) o[i] = o[i] * shrink + e * (float)v[lane + 32 * i];
+        for (int i = 0; i < MAX_HEAD / 32; i++)
+            if (lane + 32 * i < D) o[i] = o[i] * shrink + e * (float)v[lane + 32 * i];
     }
     for (int i = 0; i < MAX_HEAD / 32; i++) part[warp][lane + 32 * i] = o[i];
     if (lane == 0) { tops[warp] = top; sums[warp] = sum; }
@@ -1194,8 +1246,8 @@ static void attention_step(floatX* out, const floatX* q, const floatX* cache, si
 // and time costs O(T). The .c walks it token by token; here time is cut into chunks of 64 tokens:
 //   1. sums:   every chunk's own sum of φ(k) vᵀ and φ(k), a block for 32 rows of it;
 //   2. carry:  what stands before each chunk, added up chunk by chunk, a thread a number;
-//   3. apply:  a block takes 32 queries. o_t is S before the chunk, times φ(q_t), and the keys of the chunk itself up to t, by
-//              scores φ(q_t)·φ(k_s) as in softmax attention.
+//   3. apply:  a block takes 32 queries. o_t is S before the chunk, times φ(q_t), and the keys of the chunk itself up
+//              to t, by scores φ(q_t)·φ(k_s) as in softmax attention.
 enum { LINEAR_CHUNK = 64 };
 static const float LEAST = 1e-6f;       // what the sum is held above before a division
 
@@ -1205,15 +1257,18 @@ static size_t linear_attention_workspace(size_t B, size_t T, size_t G, size_t D)
 }
 
 // sums(B,G,chunks,D+1,D), S and then z: over the chunk's tokens and the `heads` heads of group g, φ(left) rightᵀ and
-// weight φ(left) (weight NULL: 1). left, right: rows of head g * heads + k begin D (g * heads + k) into rows of ldl, ldr.
+// weight φ(left) (weight NULL: 1).
+// left, right: rows of head g * heads + k begin D (g * heads + k) into rows of ldl, ldr.
 template <int N>
-__global__ void __launch_bounds__(64, 4) linear_sums_kernel(float* sums, const floatX* left, size_t ldl, const floatX* right, size_t ldr,
-                                                         const float* weight, int heads, Heads a) {
+__global__ void __launch_bounds__(64, 4) linear_sums_kernel(float* sums, const floatX* left, size_t ldl,
+                                                            const floatX* right, size_t ldr,
+                                                            const float* weight, int heads, Heads a) {
     extern __shared__ float shared[];
     const int ROW = 8 * N + 1, SIZE = TILE * ROW;
     float *l = shared, *r = l + SIZE;
     size_t pieces = (a.D + TILE - 1) / TILE, chunks = (a.T + LINEAR_CHUNK - 1) / LINEAR_CHUNK, i = blockIdx.x;
-    size_t d0 = i % pieces * TILE, chunk = i / pieces % chunks, g = i / pieces / chunks % a.G, b = i / pieces / chunks / a.G;
+    size_t d0 = i % pieces * TILE, chunk = i / pieces % chunks, g = i / pieces / chunks % a.G,
+           b = i / pieces / chunks / a.G;
     size_t begin = chunk * LINEAR_CHUNK, end = begin + LINEAR_CHUNK < a.T ? begin + LINEAR_CHUNK : a.T;
     float o[4][N] = {}, z = 0;
     for (size_t h = g * heads; h < (g + 1) * heads; h++)
@@ -1226,7 +1281,8 @@ __global__ void __launch_bounds__(64, 4) linear_sums_kernel(float* sums, const f
             __syncthreads();
             tile_add<N>(o, l + d0, 1, ROW, r);            // the transpose of l
             if (threadIdx.x < TILE)
-                for (int k = 0; k < n; k++) z += l[k * ROW + d0 + threadIdx.x] * (weight ? weight[(row + k) * a.H + h] : 1);
+                for (int k = 0; k < n; k++)
+                    z += l[k * ROW + d0 + threadIdx.x] * (weight ? weight[(row + k) * a.H + h] : 1);
         }
     float* to = sums + ((b * a.G + g) * chunks + chunk) * (a.D + 1) * a.D;
     for (int k = 0; k < 4; k++)
@@ -1236,8 +1292,8 @@ __global__ void __launch_bounds__(64, 4) linear_sums_kernel(float* sums, const f
         }
     if (threadIdx.x < TILE && d0 + threadIdx.x < a.D) to[a.D * a.D + d0 + threadIdx.x] = z;
 }
-// Each chunk's sum becomes what stands before it: from state (M for each of n), which receives the end; or from 0 where it is
-// NULL. With `reverse` time runs backward.
+// Each chunk's sum becomes what stands before it: from state (M for each of n), which receives the end; or from 0 where
+// it is NULL. With `reverse` time runs backward.
 __global__ void linear_carry_kernel(float* sums, float* state, size_t n, size_t chunks, size_t M, int reverse) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n * M) return;
@@ -1250,8 +1306,8 @@ __global__ void linear_carry_kernel(float* sums, float* state, size_t n, size_t 
     }
     if (state) state[i] = s;
 }
-static void linear_sums(float* sums, const floatX* left, size_t ldl, const floatX* right, size_t ldr, const float* weight, int heads, float* state,
-                        int reverse, Heads a) {
+static void linear_sums(float* sums, const floatX* left, size_t ldl, const floatX* right, size_t ldr,
+                        const float* weight, int heads, float* state, int reverse, Heads a) {
     size_t chunks = (a.T + LINEAR_CHUNK - 1) / LINEAR_CHUNK, M = (a.D + 1) * a.D;
     unsigned n = (unsigned)((a.D + TILE - 1) / TILE * chunks * a.G * a.B);
     auto kernel = a.D <= 32 ? linear_sums_kernel<4> : a.D <= 64 ? linear_sums_kernel<8> : linear_sums_kernel<16>;
@@ -1307,7 +1363,8 @@ __global__ void __launch_bounds__(64, 4) linear_attention_forward_kernel(floatX*
     }
     tile_store<N>(out + ((at.b * a.T + at.t) * a.H + at.h) * a.D, o, 1, at.n, a.H * a.D, a.D);
 }
-// out (B*T, H D), den (B*T, H). state (B,G,D+1,D), S and then z, is where the sums start and where they end; NULL: from 0.
+// out (B*T, H D), den (B*T, H). state (B,G,D+1,D), S and then z, is where the sums start and where they end;
+// NULL: from 0.
 static void linear_attention_forward(floatX* out, float* den, float* state, const floatX* qkv, size_t B, size_t T,
                                      size_t H, size_t G, size_t D) {
     Heads a = {B, T, H, G, D, (H + 2 * G) * D, 0, 0};
@@ -1319,12 +1376,15 @@ static void linear_attention_forward(floatX* out, float* den, float* state, cons
     cudaCheck(cudaGetLastError());
 }
 
-// With n_t = do_t / max(den_t, LEAST) the gradient of S_tᵀ φ(q_t), and m_t = -n_t·o_t that of den_t (0 where it was held):
+// With n_t = do_t / max(den_t, LEAST) the gradient of S_tᵀ φ(q_t), and m_t = -n_t·o_t that of den_t
+// (0 where it was held):
 //     dφ(q_t) = S_t n_t + m_t z_t                                 S, z once more forward in time
 //     U_s = U_{s+1} + φ(q_s) n_sᵀ      u_s = u_{s+1} + m_s φ(q_s)  the gradients of S and z, backward in time
 //     dφ(k_s) = U_s v_s + u_s          dv_s = U_sᵀ φ(k_s)
-// Within a chunk both dφ come from the scores n_t·v_s + m_t. First n, in the place of do, and m (B*T, H): a warp a head.
-__global__ void linear_attention_divide_kernel(floatX* dout, float* m, const floatX* out, const float* den, size_t n, int D) {
+// Within a chunk both dφ come from the scores n_t·v_s + m_t.
+// First n, in the place of do, and m (B*T, H): a warp a head.
+__global__ void linear_attention_divide_kernel(floatX* dout, float* m, const floatX* out,
+                                               const float* den, size_t n, int D) {
     size_t i = (size_t)blockIdx.x * 8 + threadIdx.x / 32;
     if (i >= n) return;
     float sum = den[i], divide = 1 / (sum > LEAST ? sum : LEAST), dot = 0;
@@ -1338,14 +1398,16 @@ __global__ void linear_attention_divide_kernel(floatX* dout, float* m, const flo
 }
 // dq of 32 queries, from S before the chunk and the chunk's own keys.
 template <int N>
-__global__ void __launch_bounds__(64, 4) linear_attention_backward_q_kernel(floatX* dqkv, const floatX* dout, const float* m, const floatX* qkv,
-                                                                         const float* sums, Heads a) {
+__global__ void __launch_bounds__(64, 4) linear_attention_backward_q_kernel(floatX* dqkv, const floatX* dout,
+                                                                            const float* m, const floatX* qkv,
+                                                                            const float* sums, Heads a) {
     extern __shared__ float shared[];
     const int ROW = 8 * N + 1, SIZE = TILE * ROW;
     float *n = shared, *k = n + SIZE, *v = k + SIZE, *p = v + SIZE;
     Spot at = spot(a, a.H);
     int ty = threadIdx.x / 8, tx = threadIdx.x % 8;
-    size_t r0 = at.b * a.T + at.t, g = at.h / (a.H / a.G), chunks = (a.T + LINEAR_CHUNK - 1) / LINEAR_CHUNK, chunk = at.t / LINEAR_CHUNK;
+    size_t r0 = at.b * a.T + at.t, g = at.h / (a.H / a.G), chunks = (a.T + LINEAR_CHUNK - 1) / LINEAR_CHUNK,
+           chunk = at.t / LINEAR_CHUNK;
     const floatX *rows = qkv + at.b * a.T * a.W, *keys = rows + (a.H + g) * a.D, *values = keys + a.G * a.D;
     const float *S = sums + ((at.b * a.G + g) * chunks + chunk) * (a.D + 1) * a.D, *z = S + a.D * a.D;
     float dq[4][N] = {}, m_t[4];
@@ -1382,15 +1444,17 @@ __global__ void __launch_bounds__(64, 4) linear_attention_backward_q_kernel(floa
 }
 // dk and dv of 32 keys, from U behind the chunk and the chunk's own queries, of every head of the group.
 template <int N>
-__global__ void __launch_bounds__(64, 4) linear_attention_backward_kv_kernel(floatX* dqkv, const floatX* dout, const float* m, const floatX* qkv,
-                                                                          const float* sums, Heads a) {
+__global__ void __launch_bounds__(64, 4) linear_attention_backward_kv_kernel(floatX* dqkv, const floatX* dout,
+                                                                             const float* m, const floatX* qkv,
+                                                                             const float* sums, Heads a) {
     extern __shared__ float shared[];
     const int ROW = 8 * N + 1, SIZE = TILE * ROW;
     float *k = shared, *v = k + SIZE, *q = v + SIZE, *n = q + SIZE;
     float *p = n + SIZE, *dp = p + TILE * SQUARE;
     Spot at = spot(a, a.G);
     int ty = threadIdx.x / 8, tx = threadIdx.x % 8;
-    size_t chunks = (a.T + LINEAR_CHUNK - 1) / LINEAR_CHUNK, chunk = at.t / LINEAR_CHUNK, end = (chunk + 1) * LINEAR_CHUNK;
+    size_t chunks = (a.T + LINEAR_CHUNK - 1) / LINEAR_CHUNK, chunk = at.t / LINEAR_CHUNK,
+           end = (chunk + 1) * LINEAR_CHUNK;
     if (end > a.T) end = a.T;
     const floatX *rows = qkv + at.b * a.T * a.W, *keys = rows + (a.H + at.h) * a.D;
     const float *U = sums + ((at.b * a.G + at.h) * chunks + chunk) * (a.D + 1) * a.D, *u = U + a.D * a.D;
@@ -1438,8 +1502,8 @@ __global__ void __launch_bounds__(64, 4) linear_attention_backward_kv_kernel(flo
     tile_store<N>(dkeys + a.G * a.D, dv, 1, at.n, a.W, a.D);
 }
 // dqkv (B*T, W) is written; dout is used up, m (B*T, H) is scratch. The forward pass must have started from 0.
-static void linear_attention_backward(floatX* dqkv, float* m, floatX* dout, const floatX* out, const float* den, const floatX* qkv,
-                                      size_t B, size_t T, size_t H, size_t G, size_t D) {
+static void linear_attention_backward(floatX* dqkv, float* m, floatX* dout, const floatX* out, const float* den,
+                                      const floatX* qkv, size_t B, size_t T, size_t H, size_t G, size_t D) {
     Heads a = {B, T, H, G, D, (H + 2 * G) * D, 0, 0};
     unsigned nq = spots(a, H), nk = spots(a, G);
     linear_attention_divide_kernel<<<blocks(B * T * H, 8), 256>>>(dout, m, out, den, B * T * H, (int)D);
@@ -1459,14 +1523,18 @@ static void linear_attention_backward(floatX* dqkv, float* m, floatX* dout, cons
 // ----------------------------------------------------------------------------------------------------------------
 // what the other mixers are made of: batched products, a short convolution, two scans, a long convolution
 
-// `count` products like matmul's, of matrices that lie sc, sa, sb numbers apart: one launch for all chunks of all sequences.
+// `count` products like matmul's, of matrices that lie sc, sa, sb numbers apart:
+// one launch for all chunks of all sequences.
 template <typename Out>
-static void matmul_batched(Out* C, const floatX* A, const floatX* B, size_t M, size_t N, size_t K, size_t ldc, size_t lda, size_t ldb,
-                           int ta, int tb, float beta, size_t sc, size_t sa, size_t sb, size_t count) {
+static void matmul_batched(Out* C, const floatX* A, const floatX* B, size_t M, size_t N, size_t K,
+                           size_t ldc, size_t lda, size_t ldb, int ta, int tb, float beta,
+                           size_t sc, size_t sa, size_t sb, size_t count) {
     float alpha = 1;
-    cublasCheck(cublasGemmStridedBatchedEx(cublas, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N, (int)N, (int)M, (int)K,
-                                           &alpha, B, type_of(B), (int)ldb, (long long)sb, A, type_of(A), (int)lda, (long long)sa, &beta,
-                                           C, type_of(C), (int)ldc, (long long)sc, (int)count, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    cublasCheck(cublasGemmStridedBatchedEx(cublas, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                           (int)N, (int)M, (int)K, &alpha, B, type_of(B), (int)ldb, (long long)sb,
+                                           A, type_of(A), (int)lda, (long long)sa, &beta,
+                                           C, type_of(C), (int)ldc, (long long)sc, (int)count,
+                                           CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 // log(1 + e^x), written so that no e^x overflows: for x > 0 it is x + log(1 + e^-x). Its derivative is sigmoid(x).
@@ -1507,12 +1575,12 @@ static void sum_products(float* out, const F* a, const F* b, size_t rows, size_t
 
 enum { MAX_CONV = 8 };          // the largest K
 
-// out[t] = bias + sum_k w[k] x[t-(K-1)+k].  out, x (B,T,C), w (C,K); bias (C), or NULL where the next kernel adds it. What came
-// before the first token is zero, or stands in window (B,K-1,C), oldest first. A thread computes N channels of one token; the K
-// tokens it reads are its neighbours' too, and come from cache.
+// out[t] = bias + sum_k w[k] x[t-(K-1)+k].  out, x (B,T,C), w (C,K); bias (C), or NULL where the next kernel adds it.
+// What came before the first token is zero, or stands in window (B,K-1,C), oldest first. A thread computes N channels
+// of one token; the K tokens it reads are its neighbours' too, and come from cache.
 template <int N>
-__global__ void short_conv_forward_kernel(floatX* out, const floatX* x, const float* w, const float* bias, const float* window,
-                                          size_t B, size_t T, size_t C, int K) {
+__global__ void short_conv_forward_kernel(floatX* out, const floatX* x, const float* w, const float* bias,
+                                          const float* window, size_t B, size_t T, size_t C, int K) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (i >= B * T * C) return;
     size_t c = i % C, t = i / C % T, b = i / C / T;
@@ -1540,7 +1608,8 @@ __global__ void short_conv_window_kernel(float* window, const floatX* x, size_t 
         before[k * C] = T + k >= (size_t)K - 1 ? (float)x[(b * T + T + k - (K - 1)) * C + c] : before[(T + k) * C];
 }
 // window NULL: nothing is carried.
-static void short_conv_forward(floatX* out, const floatX* x, const float* w, const float* bias, float* window, size_t B, size_t T, size_t C, size_t K) {
+static void short_conv_forward(floatX* out, const floatX* x, const float* w, const float* bias, float* window,
+                               size_t B, size_t T, size_t C, size_t K) {
     size_t n = B * T * C;
     if (C % 8 == 0) short_conv_forward_kernel<8><<<blocks(n / 8, 256), 256>>>(out, x, w, bias, window, B, T, C, (int)K);
     else            short_conv_forward_kernel<1><<<blocks(n, 256), 256>>>(out, x, w, bias, window, B, T, C, (int)K);
@@ -1550,9 +1619,11 @@ static void short_conv_forward(floatX* out, const floatX* x, const float* w, con
     cudaCheck(cudaGetLastError());
 }
 
-// x[s] was used by out[s], ..., out[s+K-1], the last with w[0]:  dx[s] = sum_k w[k] dout[s+(K-1)-k]  as far as T reaches.
+// x[s] was used by out[s], ..., out[s+K-1], the last with w[0]:
+// dx[s] = sum_k w[k] dout[s+(K-1)-k]  as far as T reaches.
 template <int N>
-__global__ void short_conv_backward_kernel(floatX* dx, const floatX* dout, const float* w, size_t B, size_t T, size_t C, int K) {
+__global__ void short_conv_backward_kernel(floatX* dx, const floatX* dout, const float* w,
+                                           size_t B, size_t T, size_t C, int K) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (i >= B * T * C) return;
     size_t c = i % C, s = i / C % T;
@@ -1565,8 +1636,10 @@ __global__ void short_conv_backward_kernel(floatX* dx, const floatX* dout, const
     for (int q = 0; q < N; q++) o.v[q] = (floatX)sum[q];
     store<N>(dx + i, o);
 }
-// dw[k] = sum over b, t of dout[t] x[t-(K-1)+k]: pieces of rows as in sum_rows_kernel, K sums a thread. partial (splits,C,K)
-__global__ void short_conv_backward_sums_kernel(float* partial, const floatX* dout, const floatX* x, size_t rows, size_t piece, size_t T, int C, int K) {
+// dw[k] = sum over b, t of dout[t] x[t-(K-1)+k]: pieces of rows as in sum_rows_kernel, K sums a thread.
+// partial (splits,C,K)
+__global__ void short_conv_backward_sums_kernel(float* partial, const floatX* dout, const floatX* x,
+                                                size_t rows, size_t piece, size_t T, int C, int K) {
     __shared__ float part[8][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
     size_t begin = blockIdx.y * piece, end = begin + piece < rows ? begin + piece : rows;
@@ -1590,14 +1663,15 @@ __global__ void short_conv_backward_sums_kernel(float* partial, const floatX* do
     }
 }
 // dx is written, dw and dbias are added to. No window: training only.
-static void short_conv_backward(floatX* dx, float* dw, float* dbias, const floatX* dout, const floatX* x, const float* w,
-                                size_t B, size_t T, size_t C, size_t K) {
+static void short_conv_backward(floatX* dx, float* dw, float* dbias, const floatX* dout, const floatX* x,
+                                const float* w, size_t B, size_t T, size_t C, size_t K) {
     size_t n = B * T * C, splits = split_count(B * T), piece = (B * T + splits - 1) / splits;
     sum_rows(dbias, dout, B * T, C);
     if (C % 8 == 0) short_conv_backward_kernel<8><<<blocks(n / 8, 256), 256>>>(dx, dout, w, B, T, C, (int)K);
     else            short_conv_backward_kernel<1><<<blocks(n, 256), 256>>>(dx, dout, w, B, T, C, (int)K);
     cudaCheck(cudaGetLastError());
-    short_conv_backward_sums_kernel<<<dim3(blocks(C, 32), (unsigned)splits), 256>>>(workspace, dout, x, B * T, piece, T, (int)C, (int)K);
+    short_conv_backward_sums_kernel<<<dim3(blocks(C, 32), (unsigned)splits), 256>>>(
+        workspace, dout, x, B * T, piece, T, (int)C, (int)K);
     cudaCheck(cudaGetLastError());
     sum_partials_kernel<<<blocks(C * K, 64), 64>>>(dw, workspace, (int)splits, (int)(C * K));
     cudaCheck(cudaGetLastError());
@@ -1606,12 +1680,13 @@ static void short_conv_backward(floatX* dx, float* dw, float* dbias, const float
 // ----------------------------------------------------------------------------------------------------------------
 // Mamba's selective scan: a state of N numbers for every channel, whose step size, input and output weights depend on
 // the token. For every sequence, channel d and n < N, along t:
-//     Δ_t = softplus(dt_t + b_dt)         h_t = e^{Δ_t A} h_{t-1} + Δ_t B_t[n] x_t        y_t = sum_n C_t[n] h_t[n] + D x_t
-// with A = -e^a_log. y, x, dt (B,T,E), bc (B,T,2N): B and C of each token, shared by all channels; a_log (E,N), b_dt, d (E).
+//     Δ_t = softplus(dt_t + b_dt)       h_t = e^{Δ_t A} h_{t-1} + Δ_t B_t[n] x_t      y_t = sum_n C_t[n] h_t[n] + D x_t
+// with A = -e^a_log. y, x, dt (B,T,E), bc (B,T,2N): B and C of each token, shared by all channels;
+// a_log (E,N), b_dt, d (E).
 //
 // Time is cut into chunks of L tokens that are scanned in parallel: local, carry, apply. A chunk is the map
-// h -> e^{A sum Δ} h + (what it reaches from 0), so of the decays only the sum of the steps is kept. A state is N times as
-// large as a token; only those at the chunks' starts ever are in memory: starts (B,chunks,N,E).
+// h -> e^{A sum Δ} h + (what it reaches from 0), so of the decays only the sum of the steps is kept. A state is N times
+// as large as a token; only those at the chunks' starts ever are in memory: starts (B,chunks,N,E).
 
 enum { MAX_STATE = 256 };               // the largest N
 enum { OWN = 4 };                       // numbers of the state that a thread takes in the local pass
@@ -1619,13 +1694,15 @@ enum { STATES = 16, CHANNELS = 16, STEPS = 16, PARTS = 8 };     // in the other:
 
 typedef struct { size_t B, T, E, N, L, chunks; } ScanSizes;
 
-// Kernel 1. A thread takes one chunk of one channel and OWN of its N numbers, and walks from 0 to what it reaches. Threads run
-// along channels, so loads are coalesced. reached (B,chunks,N,E), total (B,chunks,E): the sum of the steps.
-__global__ void selective_scan_forward_local_kernel(float* reached, float* total, const floatX* x, const floatX* dt, const floatX* bc,
-                                                    const float* a_log, const float* b_dt, ScanSizes q) {
+// Kernel 1. A thread takes one chunk of one channel and OWN of its N numbers, and walks from 0 to what it reaches.
+// Threads run along channels, so loads are coalesced. reached (B,chunks,N,E), total (B,chunks,E): the sum of the steps.
+__global__ void selective_scan_forward_local_kernel(float* reached, float* total, const floatX* x, const floatX* dt,
+                                                    const floatX* bc, const float* a_log,
+                                                    const float* b_dt, ScanSizes q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, groups = (q.N + OWN - 1) / OWN;
     if (i >= q.B * q.chunks * groups * q.E) return;
-    size_t e = i % q.E, n = i / q.E % groups * OWN, chunk = i / q.E / groups % q.chunks, b = i / q.E / groups / q.chunks;
+    size_t e = i % q.E, n = i / q.E % groups * OWN, chunk = i / q.E / groups % q.chunks,
+           b = i / q.E / groups / q.chunks;
     size_t begin = chunk * q.L, end = begin + q.L < q.T ? begin + q.L : q.T;
     float A[OWN], h[OWN] = {}, all = 0;
     #pragma unroll
@@ -1643,9 +1720,10 @@ __global__ void selective_scan_forward_local_kernel(float* reached, float* total
     for (int j = 0; j < OWN; j++) if (n + j < q.N) reached[(k * q.N + n + j) * q.E + e] = h[j];
     if (n == 0) total[k * q.E + e] = all;
 }
-// Kernel 2. reached (B,chunks,N,E) becomes the state at the start of each chunk. state (B,N,E): what the last call left, replaced
-// by what this one leaves; NULL: from zero.
-__global__ void selective_scan_forward_carry_kernel(float* reached, float* state, const float* total, const float* a_log, ScanSizes q) {
+// Kernel 2. reached (B,chunks,N,E) becomes the state at the start of each chunk. state (B,N,E): what the last call
+// left, replaced by what this one leaves; NULL: from zero.
+__global__ void selective_scan_forward_carry_kernel(float* reached, float* state, const float* total,
+                                                    const float* a_log, ScanSizes q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= q.B * q.N * q.E) return;
     size_t e = i % q.E, n = i / q.E % q.N, b = i / q.E / q.N;
@@ -1659,25 +1737,29 @@ __global__ void selective_scan_forward_carry_kernel(float* reached, float* state
     if (state) state[i] = h;
 }
 
-// The tile that a block of kernel 3 works on: STEPS tokens x CHANNELS channels. As a loader and storer, thread i is at token
-// i / CHANNELS and channel i % CHANNELS; as part of the scan it owns number i % STATES of channel i / STATES, so the 16
-// threads of a channel are neighbours in a warp, and add up over n with shuffles.
+// The tile that a block of kernel 3 works on: STEPS tokens x CHANNELS channels. As a loader and storer, thread i is at
+// token i / CHANNELS and channel i % CHANNELS; as part of the scan it owns number i % STATES of channel i / STATES, so
+// the 16 threads of a channel are neighbours in a warp, and add up over n with shuffles.
 __device__ float sum_states(float x) {
     for (int d = STATES / 2; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
     return x;
 }
 
-// Kernel 3. A block takes one chunk of CHANNELS channels and walks it from its start, tile by tile. N > STATES: 16 numbers at a
-// time; where one tile ends, h (CHANNELS,N) remembers the state for the next.
-__global__ void selective_scan_forward_apply_kernel(floatX* y, const float* starts, const floatX* x, const floatX* dt, const floatX* bc,
-                                                    const float* a_log, const float* b_dt, const float* d, ScanSizes q) {
+// Kernel 3. A block takes one chunk of CHANNELS channels and walks it from its start, tile by tile. N > STATES: 16
+// numbers at a time; where one tile ends, h (CHANNELS,N) remembers the state for the next.
+__global__ void selective_scan_forward_apply_kernel(floatX* y, const float* starts, const floatX* x, const floatX* dt,
+                                                    const floatX* bc, const float* a_log, const float* b_dt,
+                                                    const float* d, ScanSizes q) {
     extern __shared__ float h[];
     __shared__ float delta[STEPS][CHANNELS];
     __shared__ float in[STEPS][CHANNELS];
     __shared__ float sum[STEPS][CHANNELS];
-    int n = threadIdx.x % STATES, c = threadIdx.x / STATES, row = threadIdx.x / CHANNELS, column = threadIdx.x % CHANNELS, N = q.N;
-    size_t groups = (q.E + CHANNELS - 1) / CHANNELS, first = blockIdx.x % groups * CHANNELS, k = blockIdx.x / groups, b = k / q.chunks;
-    size_t begin = k % q.chunks * q.L, end = begin + q.L < q.T ? begin + q.L : q.T, e = first + c, mine = first + column;
+    int n = threadIdx.x % STATES, c = threadIdx.x / STATES, row = threadIdx.x / CHANNELS,
+        column = threadIdx.x % CHANNELS, N = q.N;
+    size_t groups = (q.E + CHANNELS - 1) / CHANNELS, first = blockIdx.x % groups * CHANNELS,
+           k = blockIdx.x / groups, b = k / q.chunks;
+    size_t begin = k % q.chunks * q.L, end = begin + q.L < q.T ? begin + q.L : q.T, e = first + c,
+           mine = first + column;
     for (int s = n; s < N; s += STATES) h[c * N + s] = e < q.E ? starts[(k * N + s) * q.E + e] : 0;
     for (size_t t0 = begin; t0 < end; t0 += STEPS) {
         int len = end - t0 < STEPS ? (int)(end - t0) : STEPS, there = row < len && mine < q.E;
@@ -1707,8 +1789,9 @@ static ScanSizes selective_scan_sizes(size_t L, size_t B, size_t T, size_t E, si
     ScanSizes q = {B, T, E, N, L, num_chunks(T, L)};
     return q;
 }
-static void selective_scan_forward(floatX* y, float* starts, const floatX* x, const floatX* dt, const floatX* bc, const float* a_log,
-                                   const float* b_dt, const float* d, float* state, size_t L, size_t B, size_t T, size_t E, size_t N) {
+static void selective_scan_forward(floatX* y, float* starts, const floatX* x, const floatX* dt, const floatX* bc,
+                                   const float* a_log, const float* b_dt, const float* d, float* state,
+                                   size_t L, size_t B, size_t T, size_t E, size_t N) {
     ScanSizes q = selective_scan_sizes(L, B, T, E, N);
     size_t local = B * q.chunks * ((N + OWN - 1) / OWN) * E;
     selective_scan_forward_local_kernel<<<blocks(local, 128), 128>>>(starts, workspace, x, dt, bc, a_log, b_dt, q);
@@ -1716,7 +1799,8 @@ static void selective_scan_forward(floatX* y, float* starts, const floatX* x, co
     selective_scan_forward_carry_kernel<<<blocks(B * N * E, 64), 64>>>(starts, state, workspace, a_log, q);
     cudaCheck(cudaGetLastError());
     unsigned grid = (unsigned)(B * q.chunks * blocks(E, CHANNELS));
-    selective_scan_forward_apply_kernel<<<grid, STATES * CHANNELS, N * CHANNELS * sizeof(float)>>>(y, starts, x, dt, bc, a_log, b_dt, d, q);
+    selective_scan_forward_apply_kernel<<<grid, STATES * CHANNELS, N * CHANNELS * sizeof(float)>>>(
+        y, starts, x, dt, bc, a_log, b_dt, d, q);
     cudaCheck(cudaGetLastError());
 }
 
@@ -1725,13 +1809,15 @@ static void selective_scan_forward(floatX* y, float* starts, const floatX* x, co
 //     dC_t = sum_d dy_t h_t            dB_t = sum_d g_t Δ_t x_t             dx_t = D dy_t + Δ_t sum_n g_t B_t
 //     dΔ_t = sum_n g_t (B_t x_t + A q_t)         ddt = dΔ sigmoid(dt + b_dt)
 //     dA = sum_t g_t Δ_t q_t           dA_log = A dA                        dD = sum_t x_t dy_t
-// What a step hands on to its left is r_t = a_t g_t = a_t (C_t dy_t + r_{t+1}), a map again: the same three kernels, from the last
-// chunk to the first. reached (B,chunks,N,E) is r at each chunk's left end.
-__global__ void selective_scan_backward_local_kernel(float* reached, float* total, const floatX* dy, const floatX* dt, const floatX* bc,
-                                                     const float* a_log, const float* b_dt, ScanSizes q) {
+// What a step hands on to its left is r_t = a_t g_t = a_t (C_t dy_t + r_{t+1}), a map again: the same three kernels,
+// from the last chunk to the first. reached (B,chunks,N,E) is r at each chunk's left end.
+__global__ void selective_scan_backward_local_kernel(float* reached, float* total, const floatX* dy, const floatX* dt,
+                                                     const floatX* bc, const float* a_log,
+                                                     const float* b_dt, ScanSizes q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, groups = (q.N + OWN - 1) / OWN;
     if (i >= q.B * q.chunks * groups * q.E) return;
-    size_t e = i % q.E, n = i / q.E % groups * OWN, chunk = i / q.E / groups % q.chunks, b = i / q.E / groups / q.chunks;
+    size_t e = i % q.E, n = i / q.E % groups * OWN, chunk = i / q.E / groups % q.chunks,
+           b = i / q.E / groups / q.chunks;
     size_t begin = chunk * q.L, end = begin + q.L < q.T ? begin + q.L : q.T;
     float A[OWN], r[OWN] = {}, all = 0;
     #pragma unroll
@@ -1750,7 +1836,8 @@ __global__ void selective_scan_backward_local_kernel(float* reached, float* tota
     if (n == 0) total[k * q.E + e] = all;
 }
 // reached (B,chunks,N,E) becomes the r that enters each chunk from its right
-__global__ void selective_scan_backward_carry_kernel(float* reached, const float* total, const float* a_log, ScanSizes q) {
+__global__ void selective_scan_backward_carry_kernel(float* reached, const float* total,
+                                                     const float* a_log, ScanSizes q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= q.B * q.N * q.E) return;
     size_t e = i % q.E, n = i / q.E % q.N, b = i / q.E / q.N;
@@ -1763,14 +1850,15 @@ __global__ void selective_scan_backward_carry_kernel(float* reached, const float
     }
 }
 
-// Kernel 3. A block takes one chunk and one of `parts` parts of the channels, CHANNELS of them at a time, threads as in the
-// forward. It walks the chunk twice: forward, to keep the state before each tile in shared memory, and then back, tile by tile;
-// the states inside a tile are computed once more, into registers. Nothing of size T N leaves the chip. q is a product of
-// what is there, never h_t less something or divided by a decay, which may be 0.
-// B and C get a share from every channel: a part adds up its own in shares (parts,B*T,2N), and kernel 4 the parts, in order.
-// carries holds the r that enter; in their place the block leaves its dA.
-__global__ void selective_scan_backward_apply_kernel(float* dx, floatX* ddt, float* shares, float* carries, const floatX* dy, const floatX* x,
-                                                     const floatX* dt, const floatX* bc, const float* starts, const float* a_log,
+// Kernel 3. A block takes one chunk and one of `parts` parts of the channels, CHANNELS of them at a time, threads as in
+// the forward. It walks the chunk twice: forward, to keep the state before each tile in shared memory, and then back,
+// tile by tile; the states inside a tile are computed once more, into registers. Nothing of size T N leaves the chip. q
+// is a product of what is there, never h_t less something or divided by a decay, which may be 0.
+// B and C get a share from every channel: a part adds up its own in shares (parts,B*T,2N), and kernel 4 the parts, in
+// order. carries holds the r that enter; in their place the block leaves its dA.
+__global__ void selective_scan_backward_apply_kernel(float* dx, floatX* ddt, float* shares, float* carries,
+                                                     const floatX* dy, const floatX* x, const floatX* dt,
+                                                     const floatX* bc, const float* starts, const float* a_log,
                                                      const float* b_dt, const float* d, ScanSizes q, int parts) {
     extern __shared__ float kept[];             // (tiles,CHANNELS,N) states, (CHANNELS,N) r, (CHANNELS,N) dA
     __shared__ float delta[STEPS][CHANNELS];
@@ -1780,8 +1868,10 @@ __global__ void selective_scan_backward_apply_kernel(float* dx, floatX* ddt, flo
     __shared__ float ddelta[STEPS][CHANNELS];
     __shared__ float dB[STEPS][CHANNELS / 2][STATES];           // of each warp, which has two channels
     __shared__ float dC[STEPS][CHANNELS / 2][STATES];
-    int n = threadIdx.x % STATES, c = threadIdx.x / STATES, row = threadIdx.x / CHANNELS, column = threadIdx.x % CHANNELS, N = q.N;
-    size_t k = blockIdx.x / parts, b = k / q.chunks, begin = k % q.chunks * q.L, end = begin + q.L < q.T ? begin + q.L : q.T;
+    int n = threadIdx.x % STATES, c = threadIdx.x / STATES, row = threadIdx.x / CHANNELS,
+        column = threadIdx.x % CHANNELS, N = q.N;
+    size_t k = blockIdx.x / parts, b = k / q.chunks, begin = k % q.chunks * q.L,
+           end = begin + q.L < q.T ? begin + q.L : q.T;
     int tiles = (int)((end - begin + STEPS - 1) / STEPS), part = blockIdx.x % parts;
     float *carry = kept + (q.L + STEPS - 1) / STEPS * CHANNELS * N, *dA = carry + CHANNELS * N;
     float* share = shares + ((size_t)part * q.B * q.T + b * q.T) * 2 * N;
@@ -1824,7 +1914,8 @@ __global__ void selective_scan_backward_apply_kernel(float* dx, floatX* ddt, flo
                 #pragma unroll
                 for (int t = STEPS - 1; t >= 0; t--) {
                     if (t >= len) continue;
-                    float Bt = live ? (float)bct[2 * N * t] : 0, Ct = live ? (float)bct[2 * N * t + N] : 0, in = delta[t][c] * xs[t][c];
+                    float Bt = live ? (float)bct[2 * N * t] : 0, Ct = live ? (float)bct[2 * N * t + N] : 0,
+                          in = delta[t][c] * xs[t][c];
                     float past = decay[t] * before[t], g = Ct * dys[t][c] + r;
                     float share_B = g * in, share_C = dys[t][c] * (past + Bt * in);
                     share_B += __shfl_xor_sync(0xffffffffu, share_B, STATES);           // the warp's other channel
@@ -1837,7 +1928,8 @@ __global__ void selective_scan_backward_apply_kernel(float* dx, floatX* ddt, flo
                 }
                 if (live) { carry[c * N + s] = r; dA[c * N + s] += sum_dA; }
                 __syncthreads();
-                int number = s0 + column;                       // thread i adds up dB, dC of token i / 16, number i % 16
+                // thread i adds up dB, dC of token i / 16, number i % 16
+                int number = s0 + column;
                 if (row < len && number < N) {
                     float sum_B = 0, sum_C = 0, *to = share + (t0 + row) * 2 * N + number;
                     for (int w = 0; w < CHANNELS / 2; w++) { sum_B += dB[row][w][column]; sum_C += dC[row][w][column]; }
@@ -1878,21 +1970,26 @@ static size_t selective_scan_workspace(size_t L, size_t B, size_t T, size_t E, s
     return B * num_chunks(T, L) * (N + 1) * E + scan_parts(E) * B * T * 2 * N;
 }
 
-// dx (float: two products with weights will be added), ddt (B,T,E), dbc (B,T,2N) are written; da_log, db_dt, dd are added to.
-static void selective_scan_backward(float* dx, floatX* ddt, floatX* dbc, float* da_log, float* db_dt, float* dd, const floatX* dy, const floatX* x,
-                                    const floatX* dt, const floatX* bc, const float* starts, const float* a_log, const float* b_dt, const float* d,
+// dx (float: two products with weights will be added), ddt (B,T,E), dbc (B,T,2N) are written;
+// da_log, db_dt, dd are added to.
+static void selective_scan_backward(float* dx, floatX* ddt, floatX* dbc, float* da_log, float* db_dt, float* dd,
+                                    const floatX* dy, const floatX* x, const floatX* dt, const floatX* bc,
+                                    const float* starts, const float* a_log, const float* b_dt, const float* d,
                                     size_t L, size_t B, size_t T, size_t E, size_t N) {
     ScanSizes q = selective_scan_sizes(L, B, T, E, N);
-    size_t local = B * q.chunks * ((N + OWN - 1) / OWN) * E, shared = (num_chunks(L, STEPS) + 2) * CHANNELS * N * sizeof(float);
+    size_t local = B * q.chunks * ((N + OWN - 1) / OWN) * E,
+           shared = (num_chunks(L, STEPS) + 2) * CHANNELS * N * sizeof(float);
     float *carries = workspace, *total = carries + B * q.chunks * N * E, *shares = total + B * q.chunks * E;
     int parts = scan_parts(E);
     selective_scan_backward_local_kernel<<<blocks(local, 128), 128>>>(carries, total, dy, dt, bc, a_log, b_dt, q);
     cudaCheck(cudaGetLastError());
     selective_scan_backward_carry_kernel<<<blocks(B * N * E, 64), 64>>>(carries, total, a_log, q);
     cudaCheck(cudaGetLastError());
-    cudaCheck(cudaFuncSetAttribute(selective_scan_backward_apply_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    cudaCheck(cudaFuncSetAttribute(selective_scan_backward_apply_kernel,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     unsigned grid = (unsigned)(B * q.chunks * parts);
-    selective_scan_backward_apply_kernel<<<grid, STATES * CHANNELS, shared>>>(dx, ddt, shares, carries, dy, x, dt, bc, starts, a_log, b_dt, d, q, parts);
+    selective_scan_backward_apply_kernel<<<grid, STATES * CHANNELS, shared>>>(
+        dx, ddt, shares, carries, dy, x, dt, bc, starts, a_log, b_dt, d, q, parts);
     cudaCheck(cudaGetLastError());
     selective_scan_backward_shares_kernel<<<blocks(B * T * 2 * N, 256), 256>>>(dbc, shares, B * T * 2 * N, parts);
     cudaCheck(cudaGetLastError());
@@ -1903,19 +2000,21 @@ static void selective_scan_backward(float* dx, floatX* ddt, floatX* dbc, float* 
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// Mamba-2's scan, "state space duality" (SSD). One decay for all P channels and N state numbers of a head: then L tokens
-// at a time can be written as matrix products. Heads h < H, channels p < P, E = H P:
-//     Δ_t = softplus(dt_t + b_dt)     a_t = Δ_t A (<= 0)     S_t = e^{a_t} S_{t-1} + B_t (Δ_t x_t)ᵀ  (N,P)     y_t = C_t S_t + D x_t
+// Mamba-2's scan, "state space duality" (SSD). One decay for all P channels and N state numbers of a head: then L
+// tokens at a time can be written as matrix products. Heads h < H, channels p < P, E = H P:
+//     Δ_t = softplus(dt_t + b_dt)                           a_t = Δ_t A (<= 0)
+//     S_t = e^{a_t} S_{t-1} + B_t (Δ_t x_t)ᵀ  (N,P)         y_t = C_t S_t + D x_t
 // In a chunk that starts from state S, with u_t = Δ_t x_t:
 //     y_t = sum_{j <= t} e^{a_{j+1} + ... + a_t} (C_t·B_j) u_j  +  e^{a_0 + ... + a_t} C_t S  +  D x_t
 //     S'  = e^{a_0 + ... + a_last} S + sum_j e^{a_{j+1} + ... + a_last} B_j u_jᵀ
 // Every exponent is summed up as it stands here, from numbers of one sign (why: see the .c).
 //
-// Here every product is one batched call for all chunks of all sequences. All heads share B and C, so those with a state are
-// done for all heads at once, with E columns; those inside a chunk have one (L,L) matrix a head. Kernels only prepare operands and
-// apply decays. For one stride to lead from chunk to chunk, T is padded to Tp = chunks L; in the padding all operands are zero
-// and so are the steps, which changes nothing. Two layouts: time first (B,Tp,E), and head first (B,H,Tp,P).
-// act (B,T,W) with W = E + 2N holds x, B and C of each token beside each other; dt (B,T,H); a_log, b_dt, d (H).
+// Here every product is one batched call for all chunks of all sequences. All heads share B and C, so those with a
+// state are done for all heads at once, with E columns; those inside a chunk have one (L,L) matrix a head. Kernels only
+// prepare operands and apply decays. For one stride to lead from chunk to chunk, T is padded to Tp = chunks L; in the
+// padding all operands are zero and so are the steps, which changes nothing. Two layouts: time first (B,Tp,E), and head
+// first (B,H,Tp,P). act (B,T,W) with W = E + 2N holds x, B and C of each token beside each other; dt (B,T,H);
+// a_log, b_dt, d (H).
 
 typedef struct { size_t B, T, H, P, N, L, chunks, Tp, E, W; } SSD;
 static SSD ssd_sizes(size_t L, size_t B, size_t T, size_t H, size_t P, size_t N) {
@@ -1928,10 +2027,12 @@ typedef struct {
     float *delta, *from_start, *to_end;     // (Q,H): Δ; e^{a_0 + ... + a_t}; e^{a_{t+1} + ... + a_last}, of a chunk
     floatX *b, *c;                          // (Q,N): B, C
     floatX *u, *uw;                         // (B,H,Tp,P): Δ x;  (Q,E): to_end Δ x
-    floatX *scores, *M;                     // (G,L,L): C_t·B_j, for all heads;  (B,H,chunks,L,L): times the decay from j to t
+    floatX *scores, *M;                     // (G,L,L): C_t·B_j, for all heads;  (B,H,chunks,L,L): times the decay
+                                            //      from j to t
     floatX *inside, *past;                  // (B,H,Tp,P): M u;  (Q,E): C_t S. Backward: Mᵀ dy
     float *sums;                            // (G,N,E): what a chunk adds to the state
-    floatX *dyh, *dyw, *dstates, *future;   // only for training: (B,H,Tp,P), (Q,E), (G,N,E), (Q,E): dy; from_start dy; dS'; B_j dS'
+    floatX *dyh, *dyw, *dstates, *future;   // only for training: (B,H,Tp,P), (Q,E), (G,N,E), (Q,E): dy; from_start dy;
+                                            //      dS'; B_j dS'
     floatX *dM, *dscores;                   // as M, scores
     float *db, *dc;                         // (Q,N)
     float *from_past, *to_future, *du_x, *dy_x;     // (Q,H): see ssd_backward_rows_kernel
@@ -1944,7 +2045,8 @@ __device__ size_t head_first(size_t i, SSD q) {
 }
 
 // The steps and decays of one chunk of one head, a thread each.
-__global__ void ssd_steps_kernel(float* delta, float* from_start, float* to_end, const floatX* dt, const float* a_log, const float* b_dt, SSD q) {
+__global__ void ssd_steps_kernel(float* delta, float* from_start, float* to_end, const floatX* dt, const float* a_log,
+                                 const float* b_dt, SSD q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= q.B * q.chunks * q.H) return;
     size_t h = i % q.H, k = i / q.H % q.chunks, b = i / q.H / q.chunks, at = (b * q.Tp + k * q.L) * q.H + h;
@@ -1959,7 +2061,8 @@ __global__ void ssd_steps_kernel(float* delta, float* from_start, float* to_end,
     for (size_t j = q.L; j-- > 0; sum += delta[at + j * q.H] * A) to_end[at + j * q.H] = decay_exp(sum);
 }
 // act -> b, c, u, uw, with zeros in the padding. A thread writes one number of one padded row.
-__global__ void ssd_operands_kernel(floatX* bm, floatX* cm, floatX* u, floatX* uw, const floatX* act, const float* delta, const float* to_end, SSD q) {
+__global__ void ssd_operands_kernel(floatX* bm, floatX* cm, floatX* u, floatX* uw, const floatX* act,
+                                    const float* delta, const float* to_end, SSD q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= q.B * q.Tp * q.W) return;
     size_t w = i % q.W, row = i / q.W, t = row % q.Tp, b = row / q.Tp;
@@ -1974,8 +2077,8 @@ __global__ void ssd_operands_kernel(floatX* bm, floatX* cm, floatX* u, floatX* u
         cm[row * q.N + w - q.E - q.N] = (floatX)v;
     }
 }
-// M[t][j] = e^{a_{j+1} + ... + a_t} scores[t][j] for j <= t, else 0. A block takes one chunk of one head, a thread its column j, down
-// which the exponent grows by one term a row; neighbours write neighbours.
+// M[t][j] = e^{a_{j+1} + ... + a_t} scores[t][j] for j <= t, else 0. A block takes one chunk of one head, a thread its
+// column j, down which the exponent grows by one term a row; neighbours write neighbours.
 __global__ void ssd_mask_kernel(floatX* M, const floatX* scores, const float* delta, const float* a_log, SSD q) {
     size_t k = blockIdx.x % q.chunks, h = blockIdx.x / q.chunks % q.H, b = blockIdx.x / q.chunks / q.H, L = q.L;
     const float* step = delta + (b * q.Tp + k * L) * q.H + h;
@@ -1991,7 +2094,8 @@ __global__ void ssd_mask_kernel(floatX* M, const floatX* scores, const float* de
     }
 }
 // What a chunk's products need, and M.
-static void ssd_prepare(const SSDScratch* s, const floatX* act, const floatX* dt, const float* a_log, const float* b_dt, SSD q) {
+static void ssd_prepare(const SSDScratch* s, const floatX* act, const floatX* dt, const float* a_log,
+                        const float* b_dt, SSD q) {
     size_t Q = q.B * q.Tp, G = q.B * q.chunks, L = q.L;
     ssd_steps_kernel<<<blocks(G * q.H, 64), 64>>>(s->delta, s->from_start, s->to_end, dt, a_log, b_dt, q);
     cudaCheck(cudaGetLastError());
@@ -2002,12 +2106,13 @@ static void ssd_prepare(const SSDScratch* s, const floatX* act, const floatX* dt
     cudaCheck(cudaGetLastError());
 }
 
-// states (G,N,E): S before each chunk, rounded for the products; the running state itself is float. state (B,H,N,P): what the last
-// call left, replaced by what this one leaves; NULL: from zero.
+// states (G,N,E): S before each chunk, rounded for the products; the running state itself is float. state (B,H,N,P):
+// what the last call left, replaced by what this one leaves; NULL: from zero.
 __global__ void ssd_carry_kernel(floatX* states, float* state, const float* sums, const float* from_start, SSD q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= q.B * q.N * q.E) return;
-    size_t e = i % q.E, n = i / q.E % q.N, b = i / q.E / q.N, h = e / q.P, mine = ((b * q.H + h) * q.N + n) * q.P + e % q.P;
+    size_t e = i % q.E, n = i / q.E % q.N, b = i / q.E / q.N, h = e / q.P,
+           mine = ((b * q.H + h) * q.N + n) * q.P + e % q.P;
     float S = state ? state[mine] : 0;
     for (size_t k = 0; k < q.chunks; k++) {
         size_t at = ((b * q.chunks + k) * q.N + n) * q.E + e;
@@ -2017,15 +2122,17 @@ __global__ void ssd_carry_kernel(floatX* states, float* state, const float* sums
     if (state) state[mine] = S;
 }
 // y (B,T,E) = inside + from_start past + D x
-__global__ void ssd_output_kernel(floatX* y, const floatX* inside, const floatX* past, const floatX* act, const float* from_start, const float* d, SSD q) {
+__global__ void ssd_output_kernel(floatX* y, const floatX* inside, const floatX* past, const floatX* act,
+                                  const float* from_start, const float* d, SSD q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= q.B * q.T * q.E) return;
     size_t e = i % q.E, row = i / q.E, padded = row / q.T * q.Tp + row % q.T, at = padded * q.E + e, h = e / q.P;
-    y[i] = (floatX)((float)inside[head_first(at, q)] + from_start[padded * q.H + h] * (float)past[at] + d[h] * (float)act[row * q.W + e]);
+    y[i] = (floatX)((float)inside[head_first(at, q)] + from_start[padded * q.H + h] * (float)past[at]
+                    + d[h] * (float)act[row * q.W + e]);
 }
 // states are kept for the backward.
-static void ssd_forward(floatX* y, floatX* states, const SSDScratch* s, const floatX* act, const floatX* dt, const float* a_log, const float* b_dt,
-                        const float* d, float* state, SSD q) {
+static void ssd_forward(floatX* y, floatX* states, const SSDScratch* s, const floatX* act, const floatX* dt,
+                        const float* a_log, const float* b_dt, const float* d, float* state, SSD q) {
     size_t G = q.B * q.chunks, L = q.L, N = q.N, E = q.E, P = q.P;
     ssd_prepare(s, act, dt, a_log, b_dt, q);
     matmul_batched(s->inside, s->M, s->u, L, P, L, P, L, P, 0, 0, 0, L * P, L * L, L * P, G * q.H);
@@ -2040,15 +2147,18 @@ static void ssd_forward(floatX* y, floatX* states, const SSDScratch* s, const fl
 // Backward, as derived in the .c. The gradient dS' of the state after a chunk goes from the last chunk to the first:
 //     dS = e^{a_0 + ... + a_last} dS' + sum_t e^{a_0 + ... + a_t} C_t dy_tᵀ
 // Inside a chunk, with M_tj = decay_tj (C_t·B_j):
-//     du_j = sum_{t >= j} M_tj dy_t + to_end_j B_j dS'        dx = Δ du + D dy      dΔ = du·x + A da       dD = sum dy·x
+//     du_j = sum_{t >= j} M_tj dy_t + to_end_j B_j dS'      dx = Δ du + D dy      dΔ = du·x + A da      dD = sum dy·x
 //     dM_tj = dy_t·u_j          dC_t = sum_j decay_tj dM_tj B_j + from_start_t S dy_t
-//                               dB_j = sum_t decay_tj dM_tj C_t + to_end_j dS' u_j                   (both summed over heads)
-//     da_t = sum_{j < t <= i} M_ij dM_ij  +  sum_{i >= t} from_start_i (C_i S)·dy_i  +  sum_{j < t} to_end_j (B_j dS')·u_j  +  e^{all} S·dS'
+//                               dB_j = sum_t decay_tj dM_tj C_t + to_end_j dS' u_j           (both summed over heads)
+//     da_t = sum_{j < t <= i} M_ij dM_ij  +  sum_{i >= t} from_start_i (C_i S)·dy_i
+//            +  sum_{j < t} to_end_j (B_j dS')·u_j  +  e^{all} S·dS'
 //     dA_log = A dA = sum_t a_t da_t
-// The sums over heads in dC and dB are those over E that a product makes anyway, but for decay dM, which a kernel adds up.
+// The sums over heads in dC and dB are those over E that a product makes anyway, but for decay dM,
+// which a kernel adds up.
 
 // dy (B,T,E) -> dyh, dyw, with zeros in the padding
-__global__ void ssd_backward_operands_kernel(floatX* dyh, floatX* dyw, const floatX* dy, const float* from_start, SSD q) {
+__global__ void ssd_backward_operands_kernel(floatX* dyh, floatX* dyw, const floatX* dy,
+                                             const float* from_start, SSD q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= q.B * q.Tp * q.E) return;
     size_t e = i % q.E, row = i / q.E, t = row % q.Tp, b = row / q.Tp;
@@ -2091,10 +2201,12 @@ __global__ void ssd_backward_scores_kernel(floatX* dscores, const floatX* dM, SS
     for (size_t h = 0; h < q.H; h++) sum += (float)dM[((b * q.H + h) * q.chunks + k) * size + i % size];
     dscores[i] = (floatX)sum;
 }
-// A warp takes one token of one head, its lanes the P channels: du and dx, and four sums over p, of which da and dΔ are made:
+// A warp takes one token of one head, its lanes the P channels:
+// du and dx, and four sums over p, of which da and dΔ are made:
 //     from_past = from_start (C S)·dy      to_future = to_end (B dS')·u      du_x = du·x      dy_x = dy·x
-__global__ void ssd_backward_rows_kernel(floatX* dact, float* from_past, float* to_future, float* du_x, float* dy_x, const floatX* inside,
-                                         const floatX* past, const floatX* future, const floatX* act, const floatX* dy, const float* delta,
+__global__ void ssd_backward_rows_kernel(floatX* dact, float* from_past, float* to_future, float* du_x, float* dy_x,
+                                         const floatX* inside, const floatX* past, const floatX* future,
+                                         const floatX* act, const floatX* dy, const float* delta,
                                          const float* from_start, const float* to_end, const float* d, SSD q) {
     size_t i = (size_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (i >= q.B * q.T * q.H) return;           // a whole warp leaves
@@ -2118,14 +2230,18 @@ __global__ void ssd_backward_rows_kernel(floatX* dact, float* from_past, float* 
     du_x[at] = sum[2];
     dy_x[at] = sum[3];
 }
-// A block takes one chunk of one head: da, and from it ddt and the chunk's share of dA_log, dD and db_dt, partial (3,G,H). All threads
-// add up e^{all} S·dS'; then one warp walks the tokens twice. Backward, columns[j] is the sum of M_ij dM_ij over i >= t, and their
-// sum over j < t the first term of da_t; M dM is scores times what ssd_backward_mask_kernel left in dM.
-__global__ void ssd_backward_steps_kernel(floatX* ddt, float* partial, const floatX* scores, const floatX* dM, const floatX* states, const floatX* dstates,
-                                          const float* from_past, const float* to_future, const float* du_x, const float* dy_x, const float* delta,
-                                          const float* from_start, const floatX* dt, const float* a_log, const float* b_dt, SSD q) {
+// A block takes one chunk of one head: da, and from it ddt and the chunk's share of dA_log, dD and db_dt,
+// partial (3,G,H). All threads add up e^{all} S·dS'; then one warp walks the tokens twice. Backward, columns[j] is the
+// sum of M_ij dM_ij over i >= t, and their sum over j < t the first term of da_t; M dM is scores times what
+// ssd_backward_mask_kernel left in dM.
+__global__ void ssd_backward_steps_kernel(floatX* ddt, float* partial, const floatX* scores, const floatX* dM,
+                                          const floatX* states, const floatX* dstates, const float* from_past,
+                                          const float* to_future, const float* du_x, const float* dy_x,
+                                          const float* delta, const float* from_start, const floatX* dt,
+                                          const float* a_log, const float* b_dt, SSD q) {
     extern __shared__ float columns[];          // (L) columns, (L) da
-    size_t k = blockIdx.x % q.chunks, h = blockIdx.x / q.chunks % q.H, b = blockIdx.x / q.chunks / q.H, L = q.L, chunk = b * q.chunks + k;
+    size_t k = blockIdx.x % q.chunks, h = blockIdx.x / q.chunks % q.H, b = blockIdx.x / q.chunks / q.H, L = q.L,
+           chunk = b * q.chunks + k;
     size_t first = (b * q.Tp + k * L) * q.H + h, len = q.T - k * L < L ? q.T - k * L : L;
     float *da = columns + L, A = -fast_exp(a_log[h]), across = 0;
     for (size_t i = threadIdx.x; i < q.N * q.P; i += blockDim.x) {
@@ -2140,7 +2256,8 @@ __global__ void ssd_backward_steps_kernel(floatX* ddt, float* partial, const flo
     float past = 0, future = 0, sum_a = 0, sum_d = 0, sum_b = 0;
     for (size_t t = len; t-- > 0;) {
         float inside = 0;
-        for (size_t j = threadIdx.x; j < t; j += 32) inside += columns[j] += (float)scores[t * L + j] * (float)dM[t * L + j];
+        for (size_t j = threadIdx.x; j < t; j += 32)
+            inside += columns[j] += (float)scores[t * L + j] * (float)dM[t * L + j];
         inside = warp_sum(inside);
         past += from_past[first + t * q.H];
         if (threadIdx.x == 0) da[t] = inside + past + across;
@@ -2172,8 +2289,9 @@ __global__ void ssd_backward_bc_kernel(floatX* dact, const float* db, const floa
 static size_t ssd_workspace(SSD q) { return 3 * q.B * q.chunks * q.H; }
 
 // dact (B,T,W), ddt (B,T,H) are written; da_log, db_dt, dd are added to.
-static void ssd_backward(floatX* dact, floatX* ddt, float* da_log, float* db_dt, float* dd, const SSDScratch* s, const floatX* dy, const floatX* states,
-                         const floatX* act, const floatX* dt, const float* a_log, const float* b_dt, const float* d, SSD q) {
+static void ssd_backward(floatX* dact, floatX* ddt, float* da_log, float* db_dt, float* dd, const SSDScratch* s,
+                         const floatX* dy, const floatX* states, const floatX* act, const floatX* dt,
+                         const float* a_log, const float* b_dt, const float* d, SSD q) {
     size_t Q = q.B * q.Tp, G = q.B * q.chunks, L = q.L, N = q.N, E = q.E, P = q.P;
     ssd_prepare(s, act, dt, a_log, b_dt, q);                            // again, instead of keeping it
     matmul_batched(s->past, s->c, states, L, E, N, E, N, E, 0, 0, 0, L * E, L * N, N * E, G);
@@ -2184,14 +2302,18 @@ static void ssd_backward(floatX* dact, floatX* ddt, float* da_log, float* db_dt,
     cudaCheck(cudaGetLastError());
     matmul_batched(s->future, s->b, s->dstates, L, E, N, E, N, E, 0, 0, 0, L * E, L * N, N * E, G);
     matmul_batched(s->inside, s->M, s->dyh, L, P, L, P, L, P, 1, 0, 0, L * P, L * L, L * P, G * q.H);
-    ssd_backward_rows_kernel<<<blocks(q.B * q.T * q.H, 4), 128>>>(dact, s->from_past, s->to_future, s->du_x, s->dy_x, s->inside, s->past, s->future, act, dy, s->delta, s->from_start, s->to_end, d, q);
+    ssd_backward_rows_kernel<<<blocks(q.B * q.T * q.H, 4), 128>>>(
+        dact, s->from_past, s->to_future, s->du_x, s->dy_x, s->inside, s->past, s->future, act, dy, s->delta,
+        s->from_start, s->to_end, d, q);
     cudaCheck(cudaGetLastError());
     matmul_batched(s->dM, s->dyh, s->u, L, L, P, L, P, P, 0, 1, 0, L * L, L * P, L * P, G * q.H);
     ssd_backward_mask_kernel<<<(unsigned)(G * q.H), 64>>>(s->dM, s->delta, a_log, q);
     cudaCheck(cudaGetLastError());
     ssd_backward_scores_kernel<<<blocks(G * L * L, 256), 256>>>(s->dscores, s->dM, q);
     cudaCheck(cudaGetLastError());
-    ssd_backward_steps_kernel<<<(unsigned)(G * q.H), 128, 2 * L * sizeof(float)>>>(ddt, workspace, s->scores, s->dM, states, s->dstates, s->from_past, s->to_future, s->du_x, s->dy_x, s->delta, s->from_start, dt, a_log, b_dt, q);
+    ssd_backward_steps_kernel<<<(unsigned)(G * q.H), 128, 2 * L * sizeof(float)>>>(
+        ddt, workspace, s->scores, s->dM, states, s->dstates, s->from_past, s->to_future, s->du_x, s->dy_x, s->delta,
+        s->from_start, dt, a_log, b_dt, q);
     cudaCheck(cudaGetLastError());
     sum_partials_kernel<<<blocks(q.H, 64), 64>>>(da_log, workspace, (int)G, (int)q.H);
     cudaCheck(cudaGetLastError());
@@ -2208,12 +2330,14 @@ static void ssd_backward(floatX* dact, floatX* ddt, float* da_log, float* db_dt,
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// the long convolution, by cuFFT, in float: a number of its output is a sum over all frequencies, few of which bf16 could tell apart
+// the long convolution, by cuFFT, in float:
+// a number of its output is a sum over all frequencies, few of which bf16 could tell apart
 
 enum { FFT_NUMBERS = 1 << 24 };         // so many numbers are transformed at a time, unless one sequence is longer
 
 static void cufft_check(cufftResult result, const char* file, int line) {
-    if (result != CUFFT_SUCCESS) die("%s:%d: cuFFT: error %d (its plans need GPU memory of their own)", file, line, (int)result);
+    if (result != CUFFT_SUCCESS)
+        die("%s:%d: cuFFT: error %d (its plans need GPU memory of their own)", file, line, (int)result);
 }
 #define cufftCheck(call) cufft_check(call, __FILE__, __LINE__)
 
@@ -2227,7 +2351,8 @@ static size_t fft_length(size_t T) {
 // Channels that are transformed together.
 static size_t fft_channels(size_t N, size_t C) { return smin(C, N < FFT_NUMBERS ? FFT_NUMBERS / N : 1); }
 
-// Plans for `channels` sequences of N numbers, real to complex and back. Making one takes longer than using it, so they are kept.
+// Plans for `channels` sequences of N numbers, real to complex and back.
+// Making one takes longer than using it, so they are kept.
 static cufftHandle fft_forward_plan, fft_inverse_plan;
 static void fft_plan(size_t N, size_t channels) {
     static size_t planned_N = 0, planned_channels = 0;
@@ -2239,9 +2364,9 @@ static void fft_plan(size_t N, size_t channels) {
     planned_channels = channels;
 }
 
-// rows (channels,N) <- channels c0, c0+1, ... of x (T,C), followed by N - T zeros; channels past C are zero. And the way back:
-// out (T,C) = rows (+ d x, with d (C) and x (T,C)). A block turns a tile of 32 x 32 over in shared memory, so that it reads and
-// writes neighbours; 33 columns keep the threads of a warp in different banks.
+// rows (channels,N) <- channels c0, c0+1, ... of x (T,C), followed by N - T zeros; channels past C are zero. And the
+// way back: out (T,C) = rows (+ d x, with d (C) and x (T,C)). A block turns a tile of 32 x 32 over in shared memory, so
+// that it reads and writes neighbours; 33 columns keep the threads of a warp in different banks.
 template <typename F>
 __global__ void fft_load_kernel(float* rows, const F* x, size_t N, size_t T, size_t C, size_t c0, size_t channels) {
     __shared__ float tile[32][33];
@@ -2252,14 +2377,17 @@ __global__ void fft_load_kernel(float* rows, const F* x, size_t N, size_t T, siz
         tile[i][lane] = t < T && c < C ? (float)x[t * C + c] : 0;
     }
     __syncthreads();
-    for (int i = warp; i < 32; i += 8) if (first + i < channels && t0 + lane < N) rows[(first + i) * N + t0 + lane] = tile[lane][i];
+    for (int i = warp; i < 32; i += 8)
+        if (first + i < channels && t0 + lane < N) rows[(first + i) * N + t0 + lane] = tile[lane][i];
 }
 template <typename F>
-__global__ void fft_store_kernel(F* out, const float* rows, const float* d, const floatX* x, size_t N, size_t T, size_t C, size_t c0, size_t channels) {
+__global__ void fft_store_kernel(F* out, const float* rows, const float* d, const floatX* x,
+                                 size_t N, size_t T, size_t C, size_t c0, size_t channels) {
     __shared__ float tile[32][33];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     size_t t0 = (size_t)blockIdx.x * 32, first = blockIdx.y * 32;
-    for (int i = warp; i < 32; i += 8) if (first + i < channels && t0 + lane < T) tile[i][lane] = rows[(first + i) * N + t0 + lane];
+    for (int i = warp; i < 32; i += 8)
+        if (first + i < channels && t0 + lane < T) tile[i][lane] = rows[(first + i) * N + t0 + lane];
     __syncthreads();
     for (int i = warp; i < 32; i += 8) {
         size_t t = t0 + i, c = c0 + first + lane;
@@ -2269,21 +2397,24 @@ __global__ void fft_store_kernel(F* out, const float* rows, const float* d, cons
 }
 // The spectrum of channels c0, c0+1, ... of x (T,C). rows is scratch.
 template <typename F>
-static void fft_of(cufftComplex* spectrum, float* rows, const F* x, size_t N, size_t T, size_t C, size_t c0, size_t channels) {
+static void fft_of(cufftComplex* spectrum, float* rows, const F* x,
+                   size_t N, size_t T, size_t C, size_t c0, size_t channels) {
     fft_load_kernel<F><<<dim3(blocks(N, 32), blocks(channels, 32)), 256>>>(rows, x, N, T, C, c0, channels);
     cudaCheck(cudaGetLastError());
     cufftCheck(cufftExecR2C(fft_forward_plan, rows, spectrum));
 }
 // And the way back, of a spectrum that is used up.
 template <typename F>
-static void fft_back(F* out, cufftComplex* spectrum, float* rows, const float* d, const floatX* x, size_t N, size_t T, size_t C, size_t c0, size_t channels) {
+static void fft_back(F* out, cufftComplex* spectrum, float* rows, const float* d, const floatX* x,
+                     size_t N, size_t T, size_t C, size_t c0, size_t channels) {
     cufftCheck(cufftExecC2R(fft_inverse_plan, spectrum, rows));
     fft_store_kernel<F><<<dim3(blocks(T, 32), blocks(channels, 32)), 256>>>(out, rows, d, x, N, T, C, c0, channels);
     cudaCheck(cudaGetLastError());
 }
 
 // y = k x / N (or += with add), with conj(k) where correlate: n frequencies. cuFFT's way back multiplies by N.
-__global__ void spectrum_kernel(cufftComplex* y, const cufftComplex* k, const cufftComplex* x, float scale, int correlate, int add, size_t n) {
+__global__ void spectrum_kernel(cufftComplex* y, const cufftComplex* k, const cufftComplex* x,
+                                float scale, int correlate, int add, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     cufftComplex a = k[i], b = x[i], sum = {};
@@ -2293,7 +2424,8 @@ __global__ void spectrum_kernel(cufftComplex* y, const cufftComplex* k, const cu
     sum.y += scale * (a.x * b.y + a.y * b.x);
     y[i] = sum;
 }
-static void spectrum_product(cufftComplex* y, const cufftComplex* k, const cufftComplex* x, size_t N, size_t channels, int correlate, int add) {
+static void spectrum_product(cufftComplex* y, const cufftComplex* k, const cufftComplex* x,
+                             size_t N, size_t channels, int correlate, int add) {
     size_t n = channels * (N / 2 + 1);
     spectrum_kernel<<<blocks(n, 256), 256>>>(y, k, x, 1.0f / N, correlate, add, n);
     cudaCheck(cudaGetLastError());
@@ -2306,7 +2438,8 @@ static size_t long_conv_workspace(size_t T, size_t C) {
 }
 
 // c[t] = sum_{s <= t} k[t-s] p[s] + d p[t] for every sequence and channel: c, p (B,T,C), k (T,C), d (C).
-static void long_conv_forward(floatX* c, const floatX* p, const float* k, const float* d, size_t B, size_t T, size_t C) {
+static void long_conv_forward(floatX* c, const floatX* p, const float* k, const float* d,
+                              size_t B, size_t T, size_t C) {
     size_t N = fft_length(T), channels = fft_channels(N, C);
     float* rows = workspace;
     cufftComplex *K = (cufftComplex*)(rows + channels * N), *X = K + channels * (N / 2 + 1);
@@ -2324,8 +2457,8 @@ static void long_conv_forward(floatX* c, const floatX* p, const float* k, const 
 
 // dp[s] = sum_{t >= s} k[t-s] dc[t] + d dc[s],   dk[r] = sum over b, t of p[t-r] dc[t]: both are correlations.
 // dd = sum p dc.  dp (B,T,C), dk (T,C) are written, dd is added to.
-static void long_conv_backward(floatX* dp, float* dk, float* dd, const floatX* dc, const floatX* p, const float* k, const float* d,
-                               size_t B, size_t T, size_t C) {
+static void long_conv_backward(floatX* dp, float* dk, float* dd, const floatX* dc, const floatX* p, const float* k,
+                               const float* d, size_t B, size_t T, size_t C) {
     size_t N = fft_length(T), channels = fft_channels(N, C), size = channels * (N / 2 + 1);
     float* rows = workspace;
     cufftComplex *K = (cufftComplex*)(rows + channels * N), *P = K + size, *G = P + size, *dK = G + size;
@@ -2345,8 +2478,8 @@ static void long_conv_backward(floatX* dp, float* dk, float* dd, const floatX* d
     sum_products(dd, p, dc, B * T, C);
 }
 
-// out = sin(freq x) over rows of x (rows,F), freq (F). The filter that these make is float throughout: a position among 16,384 needs
-// more than bf16's 8 bits.
+// out = sin(freq x) over rows of x (rows,F), freq (F). The filter that these make is float throughout: a position among
+// 16,384 needs more than bf16's 8 bits.
 __global__ void sine_forward_kernel(float* out, const float* x, const float* freq, size_t n, int F) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = sinf(freq[i % F] * x[i]);
@@ -2389,8 +2522,8 @@ static void filter_window(float* k, size_t first, size_t rows, size_t S, size_t 
     cudaCheck(cudaGetLastError());
 }
 
-// z (rows,emb) = [time, cos(2π f i/S) of each band f, -sin of each] of tokens i = first, first+1, ..., for (emb-1)/2 bands
-// f spread evenly from 1e-4 to their number less 1. Angles in double, since they pass many turns.
+// z (rows,emb) = [time, cos(2π f i/S) of each band f, -sin of each] of tokens i = first, first+1, ..., for (emb-1)/2
+// bands f spread evenly from 1e-4 to their number less 1. Angles in double, since they pass many turns.
 __global__ void filter_positions_kernel(float* z, size_t first, size_t n, size_t S, int emb) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -2406,21 +2539,23 @@ static void filter_positions(float* z, size_t first, size_t rows, size_t S, size
 }
 
 // out = a b over (rows,C), each with a row stride of its own: they may be a third of (rows,3C)
-__global__ void product_kernel(floatX* out, size_t ldo, const floatX* a, size_t lda, const floatX* b, size_t ldb, size_t rows, size_t C) {
+__global__ void product_kernel(floatX* out, size_t ldo, const floatX* a, size_t lda, const floatX* b,
+                               size_t ldb, size_t rows, size_t C) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= rows * C) return;
     size_t r = i / C, c = i % C;
     out[r * ldo + c] = (floatX)((float)a[r * lda + c] * (float)b[r * ldb + c]);
 }
-static void product(floatX* out, size_t ldo, const floatX* a, size_t lda, const floatX* b, size_t ldb, size_t rows, size_t C) {
+static void product(floatX* out, size_t ldo, const floatX* a, size_t lda, const floatX* b,
+                    size_t ldb, size_t rows, size_t C) {
     product_kernel<<<blocks(rows * C, 256), 256>>>(out, ldo, a, lda, b, ldb, rows, C);
     cudaCheck(cudaGetLastError());
 }
 
 // ----------------------------------------------------------------------------------------------------------------
-// the mixers: what lets a token see those before it. Each is written as if it were the only one: its parameters, what its
-// forward pass keeps, forward, backward. x, out (B*T, C); x has been normalised and rounded; the residual stream, in float, is
-// the block's.
+// the mixers: what lets a token see those before it. Each is written as if it were the only one: its parameters, what
+// its forward pass keeps, forward, backward. x, out (B*T, C); x has been normalised and rounded;
+// the residual stream, in float, is the block's.
 
 enum { TRANSFORMER, MAMBA, MAMBA2, HYENA };
 enum { ROPE, LEARNED, NO_POSITIONS };
@@ -2443,10 +2578,11 @@ typedef struct {
     int d_state, expand, conv;          // mamba, mamba2: N, d_in / C, width of the convolution
     int head_dim, chunk;                // mamba2: channels of a head; both: tokens between two kept states
     int emb;                            // hyena: numbers that the filter's MLP gets to know of a position
-    int stateful;                       // always 0: here every row starts anew (train_harmonic.c can go on with a state)
+    int stateful;                       // always 0: here each row starts anew (train_harmonic.c can go on with a state)
 } Config;
 
-// A table of named tensors inside one device allocation of one type. Beyond train_harmonic.cu's four kinds of first weights:
+// A table of named tensors inside one device allocation of one type.
+// Beyond train_harmonic.cu's four kinds of first weights:
 //     LOG_INDEX    log(n + 1) along each row: decays e^-Δ, e^-2Δ, ... (Mamba's A_log)
 //     LOG_UNIFORM  the logarithm of a number from U(1, scale) (Mamba-2's A_log)
 //     STEP_BIAS    b with softplus(b) log-uniform in [0.001, 0.1]: steps that remember 10 to 1000 tokens
@@ -2481,7 +2617,8 @@ static F* take(Table* t, F* base, size_t rows, size_t cols, int init, double sca
     x->shape[0] = rows;
     x->shape[1] = cols;
     x->size = rows * (cols ? cols : 1);
-    if ((double)t->total + (double)x->size > 1e18) die("%s would have more than 10^18 numbers: no machine can hold this model", x->name);
+    if ((double)t->total + (double)x->size > 1e18)
+        die("%s would have more than 10^18 numbers: no machine can hold this model", x->name);
     x->offset = t->total;
     t->total += (x->size + 15) / 16 * 16;       // every tensor starts where 8 numbers can be loaded at once
     return base ? base + x->offset : NULL;
@@ -2509,23 +2646,27 @@ static F* no_decay(Table* t, F* x) {
     return x;
 }
 
-// The first weights of a linear layer. GPT2: N(0, .02), and `shrink` times that where the layer ends a residual branch, biases 0.
-// SPREAD: U(±fan_in^-½), biases too (PyTorch's own).
+// The first weights of a linear layer. GPT2: N(0, .02), and `shrink` times that where the layer ends a residual branch,
+// biases 0. SPREAD: U(±fan_in^-½), biases too (PyTorch's own).
 template <typename W>
-static W* take_linear(Table* t, W* base, const Config* c, size_t out, size_t in, double shrink, const char* name, int n) {
-    return c->weights == GPT2 ? take(t, base, out, in, NORMAL, 0.02 * shrink, name, n) : take(t, base, out, in, UNIFORM, 1 / sqrt((double)in), name, n);
+static W* take_linear(Table* t, W* base, const Config* c, size_t out, size_t in,
+                      double shrink, const char* name, int n) {
+    return c->weights == GPT2 ? take(t, base, out, in, NORMAL, 0.02 * shrink, name, n)
+           : take(t, base, out, in, UNIFORM, 1 / sqrt((double)in), name, n);
 }
 static float* take_bias(Table* t, float* base, const Config* c, size_t out, size_t in, const char* name, int n) {
-    return c->weights == GPT2 ? take(t, base, out, 0, CONSTANT, 0, name, n) : take(t, base, out, 0, UNIFORM, 1 / sqrt((double)in), name, n);
+    return c->weights == GPT2 ? take(t, base, out, 0, CONSTANT, 0, name, n)
+           : take(t, base, out, 0, UNIFORM, 1 / sqrt((double)in), name, n);
 }
 
-// Where activations are laid out: floatX numbers, float numbers, and what one-token steps carry on (states NULL: nothing is).
+// Where activations are laid out:
+// floatX numbers, float numbers, and what one-token steps carry on (states NULL: nothing is).
 typedef struct { Table *table, *exact, *states; floatX* base; float *exact_base, *state_base; } Layout;
 
 // ---- attention
 
-// (W,C), (C,C), (W), (C); the biases only with --bias. Here and below, matrices are of type W: floatX for the parameters, as
-// matmuls read them, and float for the gradients. What kernels read is float always.
+// (W,C), (C,C), (W), (C); the biases only with --bias. Here and below, matrices are of type W: floatX for the
+// parameters, as matmuls read them, and float for the gradients. What kernels read is float always.
 template <typename W> struct AttnParams { W *wqkv, *wo; float *bqkv, *bo; };
 
 template <typename W>
@@ -2549,12 +2690,14 @@ typedef struct {
     const size_t* past;                 // tokens before the first of this batch
 } AttnActs;
 
-static void attn_acts(AttnActs* a, const AttnActs* first, const Layout* l, const Config* c, int n, size_t B, size_t T, int train) {
+static void attn_acts(AttnActs* a, const AttnActs* first, const Layout* l,
+                      const Config* c, int n, size_t B, size_t T, int train) {
     size_t C = c->channels, H = c->heads, G = c->kv_heads, D = C / H, R = B * T, W = C + 2 * G * D;
     a->qkv = take(l->table, l->base, R, W, NONE, 0, "block%d.qkv", n);
     a->out = take(l->table, l->base, R, C, NONE, 0, "block%d.heads", n);
     a->lse = take(l->exact, l->exact_base, R, H, NONE, 0, "block%d.lse", n);
-    if (c->attention == LINEAR && l->states) a->state = take(l->states, l->state_base, B, G * (D + 1) * D, NONE, 0, "block%d.sums", n);
+    if (c->attention == LINEAR && l->states)
+        a->state = take(l->states, l->state_base, B, G * (D + 1) * D, NONE, 0, "block%d.sums", n);
     if (a != first) {
         a->rope = first->rope; a->dqkv = first->dqkv; a->dout = first->dout; a->delta = first->delta;
         return;
@@ -2585,7 +2728,8 @@ static floatX* attn_cache(AttnActs* a, const Config* c, size_t t, size_t width) 
     return a->cache + t % a->room * width;
 }
 
-static void attn_forward(floatX* out, const floatX* x, AttnActs* a, const AttnParams<floatX>* p, const Config* c, size_t B, size_t T, int carry) {
+static void attn_forward(floatX* out, const floatX* x, AttnActs* a, const AttnParams<floatX>* p,
+                         const Config* c, size_t B, size_t T, int carry) {
     size_t C = c->channels, H = c->heads, G = c->kv_heads, D = C / H, R = B * T, W = C + 2 * G * D, past = *a->past;
     linear_forward(a->qkv, x, p->wqkv, p->bqkv, R, C, W, C, 0);
     if (c->pos == ROPE) rope(a->qkv, a->rope, 1, B, T, W, H + G, D);
@@ -2600,11 +2744,12 @@ static void attn_forward(floatX* out, const floatX* x, AttnActs* a, const AttnPa
     linear_forward(out, a->out, p->wo, p->bo, R, C, C, C, 0);
 }
 
-static void attn_backward(float* dx, AttnParams<float>* g, const floatX* dout, const floatX* x, AttnActs* a, const AttnParams<floatX>* p,
-                          const Config* c, size_t B, size_t T) {
+static void attn_backward(float* dx, AttnParams<float>* g, const floatX* dout, const floatX* x, AttnActs* a,
+                          const AttnParams<floatX>* p, const Config* c, size_t B, size_t T) {
     size_t C = c->channels, H = c->heads, G = c->kv_heads, D = C / H, R = B * T, W = C + 2 * G * D;
     linear_backward(a->dout, g->wo, g->bo, dout, a->out, p->wo, R, C, C, C, 0);
-    if (c->attention == LINEAR) linear_attention_backward(a->dqkv, a->delta, a->dout, a->out, a->lse, a->qkv, B, T, H, G, D);
+    if (c->attention == LINEAR)
+        linear_attention_backward(a->dqkv, a->delta, a->dout, a->out, a->lse, a->qkv, B, T, H, G, D);
     else attention_backward(a->dqkv, a->delta, a->dout, a->out, a->lse, a->qkv, c->window, c->block, B, T, H, G, D);
     if (c->pos == ROPE) rope(a->dqkv, a->rope, -1, B, T, W, H + G, D);
     linear_backward(dx, g->wqkv, g->bqkv, a->dqkv, x, p->wqkv, R, C, W, C, 1);
@@ -2636,9 +2781,9 @@ typedef struct {
 
 static size_t mamba_rank(const Config* c) { return (c->channels + 15) / 16; }
 
-// Tokens in a chunk. 0, the default, takes sqrt(T) or 64: then all the states kept are N sqrt(T) numbers a channel, less
-// than the tokens' own activations whatever T. A block of the backward pass keeps a state for every STEPS tokens in shared
-// memory, which limits it.
+// Tokens in a chunk. 0, the default, takes sqrt(T) or 64: then all the states kept are N sqrt(T) numbers a channel,
+// less than the tokens' own activations whatever T. A block of the backward pass keeps a state for every STEPS tokens
+// in shared memory, which limits it.
 static size_t mamba_chunk(const Config* c, size_t T) {
     size_t L = c->chunk, most = 4096 / c->d_state > 64 ? 4096 / c->d_state : 64;
     if (!L) for (L = 64; L * L < T; L++) ;
@@ -2677,7 +2822,8 @@ static void mamba_scratch(MambaScratch* s, const Layout* l, const Config* c, siz
 }
 
 // first is layer 0. states == NULL: nothing is carried.
-static void mamba_acts(MambaActs* a, const MambaActs* first, const Layout* l, const Config* c, int n, size_t B, size_t T, int train) {
+static void mamba_acts(MambaActs* a, const MambaActs* first, const Layout* l,
+                       const Config* c, int n, size_t B, size_t T, int train) {
     size_t R = B * T, E = c->expand * c->channels, N = c->d_state;
     a->x      = take(l->table, l->base, R, E, NONE, 0, "block%d.x", n);
     a->z      = take(l->table, l->base, R, E, NONE, 0, "block%d.z", n);
@@ -2686,7 +2832,8 @@ static void mamba_acts(MambaActs* a, const MambaActs* first, const Layout* l, co
     a->bc     = take(l->table, l->base, R, 2 * N, NONE, 0, "block%d.bc", n);
     a->dt     = take(l->table, l->base, R, E, NONE, 0, "block%d.dt", n);
     a->y      = take(l->table, l->base, R, E, NONE, 0, "block%d.y", n);
-    a->starts = take(l->exact, l->exact_base, B * num_chunks(T, mamba_chunk(c, T)), N * E, NONE, 0, "block%d.starts", n);
+    a->starts = take(l->exact, l->exact_base, B * num_chunks(T, mamba_chunk(c, T)), N * E, NONE, 0,
+                     "block%d.starts", n);
     if (a == first) mamba_scratch(&a->s, l, c, B, T, train); else a->s = first->s;
     if (!l->states) return;
     a->state  = take(l->states, l->state_base, B, N * E, NONE, 0, "block%d.state", n);
@@ -2695,12 +2842,14 @@ static void mamba_acts(MambaActs* a, const MambaActs* first, const Layout* l, co
 
 // Numbers that the workspace must hold: of the scan and of the convolution's sums.
 static size_t mamba_workspace(const Config* c, size_t B, size_t T) {
-    size_t E = c->expand * c->channels, scan = selective_scan_workspace(mamba_chunk(c, T), B, T, E, c->d_state), sums = MAX_CONV * E * split_count(B * T);
+    size_t E = c->expand * c->channels, scan = selective_scan_workspace(mamba_chunk(c, T), B, T, E, c->d_state),
+           sums = MAX_CONV * E * split_count(B * T);
     return scan > sums ? scan : sums;
 }
 
 // out (R,C) from x (R,C). With carry, it starts from what the last call left, and leaves its own.
-static void mamba_forward(floatX* out, const floatX* x, MambaActs* a, const MambaParams<floatX>* p, const Config* c, size_t B, size_t T, int carry) {
+static void mamba_forward(floatX* out, const floatX* x, MambaActs* a, const MambaParams<floatX>* p,
+                          const Config* c, size_t B, size_t T, int carry) {
     const MambaScratch* s = &a->s;
     size_t R = B * T, C = c->channels, E = c->expand * C, N = c->d_state, rank = mamba_rank(c);
     linear_forward(a->x, x, p->w_in, NULL, R, C, E, C, 0);
@@ -2710,28 +2859,30 @@ static void mamba_forward(floatX* out, const floatX* x, MambaActs* a, const Mamb
     linear_forward(a->delta, s->xs, p->w_x, NULL, R, E, rank, E, 0);
     linear_forward(a->bc, s->xs, p->w_x + rank * E, NULL, R, E, 2 * N, E, 0);
     linear_forward(a->dt, a->delta, p->w_dt, NULL, R, rank, E, rank, 0);
-    selective_scan_forward(a->y, a->starts, s->xs, a->dt, a->bc, p->a_log, p->b_dt, p->d, carry ? a->state : NULL, mamba_chunk(c, T), B, T, E, N);
+    selective_scan_forward(a->y, a->starts, s->xs, a->dt, a->bc, p->a_log, p->b_dt, p->d, carry ? a->state : NULL,
+                           mamba_chunk(c, T), B, T, E, N);
     swiglu_forward(s->u, a->z, a->y, R, E);
     linear_forward(out, s->u, p->w_out, NULL, R, E, C, E, 0);
 }
 
 // The lines of mamba_forward, last one first. x is what went in. dx (R,C) and g are added to.
-static void mamba_backward(float* dx, MambaParams<float>* g, const floatX* dout, const floatX* x, MambaActs* a, const MambaParams<floatX>* p,
-                           const Config* c, size_t B, size_t T) {
+static void mamba_backward(float* dx, MambaParams<float>* g, const floatX* dout, const floatX* x, MambaActs* a,
+                           const MambaParams<floatX>* p, const Config* c, size_t B, size_t T) {
     const MambaScratch* s = &a->s;
     size_t R = B * T, C = c->channels, E = c->expand * C, N = c->d_state, rank = mamba_rank(c);
     silu_forward(s->xs, a->pre, p->conv_b, R, E);                       // again, instead of keeping them
     swiglu_forward(s->u, a->z, a->y, R, E);
     linear_backward(s->dz, g->w_out, NULL, dout, s->u, p->w_out, R, E, C, E, 0);
     swiglu_backward(s->dz, s->dy, a->z, a->y, R, E);                    // dz was du so far
-    selective_scan_backward(s->dxs, s->ddt, s->dbc, g->a_log, g->b_dt, g->d, s->dy, s->xs, a->dt, a->bc, a->starts, p->a_log, p->b_dt, p->d,
-                            mamba_chunk(c, T), B, T, E, N);
+    selective_scan_backward(s->dxs, s->ddt, s->dbc, g->a_log, g->b_dt, g->d, s->dy, s->xs, a->dt, a->bc, a->starts,
+                            p->a_log, p->b_dt, p->d, mamba_chunk(c, T), B, T, E, N);
     linear_backward(s->ddelta, g->w_dt, NULL, s->ddt, a->delta, p->w_dt, R, rank, E, rank, 0);
     linear_backward(s->dxs, g->w_x, NULL, s->ddelta, s->xs, p->w_x, R, E, rank, E, 1);
     linear_backward(s->dxs, g->w_x + rank * E, NULL, s->dbc, s->xs, p->w_x + rank * E, R, E, 2 * N, E, 1);
     round_to(s->dpre, s->dxs, R * E);
     silu_backward(s->dpre, a->pre, p->conv_b, R, E);
-    short_conv_backward(s->dy, g->conv_w, g->conv_b, s->dpre, a->x, p->conv_w, B, T, E, c->conv);   // dy is dx of W_in's x
+    // dy is dx of W_in's x
+    short_conv_backward(s->dy, g->conv_w, g->conv_b, s->dpre, a->x, p->conv_w, B, T, E, c->conv);
     linear_backward(dx, g->w_in, NULL, s->dy, x, p->w_in, R, C, E, C, 1);
     linear_backward(dx, g->w_in + E * C, NULL, s->dz, x, p->w_in + E * C, R, C, E, C, 1);
 }
@@ -2764,10 +2915,13 @@ typedef struct {
 
 static size_t mamba2_heads(const Config* c) { return (size_t)c->expand * c->channels / c->head_dim; }
 
-// Tokens in a chunk: 0 takes 64, where the products inside a chunk and those with its state cost about the same. M has L numbers for
-// every token and head, so there is a limit.
+// Tokens in a chunk: 0 takes 64, where the products inside a chunk and those with its state cost about the same. M has
+// L numbers for every token and head, so there is a limit.
 static size_t mamba2_chunk(const Config* c, size_t T) { return smin(c->chunk ? c->chunk : 64, smin(T, 1024)); }
-static SSD mamba2_sizes(const Config* c, size_t B, size_t T) { return ssd_sizes(mamba2_chunk(c, T), B, T, mamba2_heads(c), c->head_dim, c->d_state); }
+
+static SSD mamba2_sizes(const Config* c, size_t B, size_t T) {
+    return ssd_sizes(mamba2_chunk(c, T), B, T, mamba2_heads(c), c->head_dim, c->d_state);
+}
 
 // Initial values as Mamba's, but -A from U(1,16) for each head.
 template <typename W>
@@ -2829,7 +2983,8 @@ static void mamba2_scratch(Mamba2Scratch* s, const Layout* l, const Config* c, s
 }
 
 // first is layer 0. states == NULL: nothing is carried.
-static void mamba2_acts(Mamba2Acts* a, const Mamba2Acts* first, const Layout* l, const Config* c, int n, size_t B, size_t T, int train) {
+static void mamba2_acts(Mamba2Acts* a, const Mamba2Acts* first, const Layout* l,
+                        const Config* c, int n, size_t B, size_t T, int train) {
     SSD q = mamba2_sizes(c, B, T);
     size_t R = B * T, E = q.E, W = q.W;
     a->z      = take(l->table, l->base, R, E, NONE, 0, "block%d.z", n);
@@ -2853,7 +3008,8 @@ static size_t mamba2_workspace(const Config* c, size_t B, size_t T) {
 }
 
 // out (R,C) from x (R,C). With carry, it starts from what the last call left, and leaves its own.
-static void mamba2_forward(floatX* out, const floatX* x, Mamba2Acts* a, const Mamba2Params<floatX>* p, const Config* c, size_t B, size_t T, int carry) {
+static void mamba2_forward(floatX* out, const floatX* x, Mamba2Acts* a, const Mamba2Params<floatX>* p,
+                           const Config* c, size_t B, size_t T, int carry) {
     const Mamba2Scratch* s = &a->s;
     SSD q = mamba2_sizes(c, B, T);
     size_t R = B * T, C = c->channels, E = q.E, W = q.W;
@@ -2869,8 +3025,8 @@ static void mamba2_forward(floatX* out, const floatX* x, Mamba2Acts* a, const Ma
 }
 
 // The lines of mamba2_forward, last one first. x is what went in. dx (R,C) and g are added to.
-static void mamba2_backward(float* dx, Mamba2Params<float>* g, const floatX* dout, const floatX* x, Mamba2Acts* a, const Mamba2Params<floatX>* p,
-                            const Config* c, size_t B, size_t T) {
+static void mamba2_backward(float* dx, Mamba2Params<float>* g, const floatX* dout, const floatX* x, Mamba2Acts* a,
+                            const Mamba2Params<floatX>* p, const Config* c, size_t B, size_t T) {
     const Mamba2Scratch* s = &a->s;
     SSD q = mamba2_sizes(c, B, T);
     size_t R = B * T, C = c->channels, E = q.E, W = q.W;
@@ -2880,7 +3036,8 @@ static void mamba2_backward(float* dx, Mamba2Params<float>* g, const floatX* dou
     linear_backward(s->dnv, g->w_out, NULL, dout, s->nv, p->w_out, R, E, C, E, 0);
     rmsnorm_backward(s->dz, g->norm_w, s->dnv, s->v, a->rstd, p->norm_w, R, E, 0);
     swiglu_backward(s->dz, s->dy, a->z, a->y, R, E);                    // dz was dv so far
-    ssd_backward(s->dact, s->ddt, g->a_log, g->b_dt, g->d, &s->ssd, s->dy, a->states, s->act, a->dt, p->a_log, p->b_dt, p->d, q);
+    ssd_backward(s->dact, s->ddt, g->a_log, g->b_dt, g->d, &s->ssd, s->dy, a->states, s->act, a->dt, p->a_log,
+                 p->b_dt, p->d, q);
     silu_backward(s->dact, a->pre, p->conv_b, R, W);
     short_conv_backward(s->dxbc, g->conv_w, g->conv_b, s->dact, a->xbc, p->conv_w, B, T, W, c->conv);
     linear_backward(dx, g->w_in, NULL, s->dz, x, p->w_in, R, C, E, C, 1);
@@ -2921,7 +3078,8 @@ typedef struct {
 template <typename W>
 static void hyena_params(HyenaParams<W>* p, Table* t, W* copy, float* base, const Config* c, int n) {
     size_t C = c->channels, emb = c->emb, F = FILTER;
-    double bound_c = 1 / sqrt((double)C), bound_k = 1 / sqrt((double)HYENA_CONV), bound_e = 1 / sqrt((double)emb), bound_f = 1 / sqrt((double)F);
+    double bound_c = 1 / sqrt((double)C), bound_k = 1 / sqrt((double)HYENA_CONV), bound_e = 1 / sqrt((double)emb),
+           bound_f = 1 / sqrt((double)F);
     p->w_in   = take(t, copy, 3 * C, C, UNIFORM, bound_c, "block%d.w_in", n);
     p->b_in   = take(t, base, 3 * C, 0, UNIFORM, bound_c, "block%d.b_in", n);
     p->conv_w = no_decay(t, take(t, base, 3 * C, HYENA_CONV, UNIFORM, bound_k, "block%d.conv_w", n));
@@ -2956,7 +3114,8 @@ static void hyena_scratch(HyenaScratch* s, const Layout* l, const Config* c, siz
 }
 
 // first is layer 0. states == NULL: nothing is carried.
-static void hyena_acts(HyenaActs* a, const HyenaActs* first, const Layout* l, const Config* c, int n, size_t B, size_t T, int train) {
+static void hyena_acts(HyenaActs* a, const HyenaActs* first, const Layout* l,
+                       const Config* c, int n, size_t B, size_t T, int train) {
     size_t R = B * T, C = c->channels, S = c->seq;
     a->u  = take(l->table, l->base, R, 3 * C, NONE, 0, "block%d.u", n);
     a->v  = take(l->table, l->base, R, 3 * C, NONE, 0, "block%d.v", n);
@@ -2975,12 +3134,14 @@ static void hyena_acts(HyenaActs* a, const HyenaActs* first, const Layout* l, co
 
 // Numbers that the workspace must hold.
 static size_t hyena_workspace(const Config* c, size_t B, size_t T) {
-    size_t sums = MAX_CONV * (3 * c->channels + FILTER) * split_count(B * T), conv = long_conv_workspace(T, c->channels);
+    size_t sums = MAX_CONV * (3 * c->channels + FILTER) * split_count(B * T),
+           conv = long_conv_workspace(T, c->channels);
     return conv > sums ? conv : sums;
 }
 
 // a->k (rows,C): the kernel for distances first, first+1, ...
-static void hyena_filter_forward(HyenaActs* a, const HyenaParams<floatX>* p, const Config* c, size_t first, size_t rows) {
+static void hyena_filter_forward(HyenaActs* a, const HyenaParams<floatX>* p,
+                                 const Config* c, size_t first, size_t rows) {
     const HyenaScratch* s = &a->s;
     size_t C = c->channels, emb = c->emb, F = FILTER;
     filter_positions(a->z, first, rows, c->seq, emb);
@@ -2995,7 +3156,8 @@ static void hyena_filter_forward(HyenaActs* a, const HyenaParams<floatX>* p, con
 }
 
 // The lines of hyena_filter_forward for all T distances, last one first. s->dk comes in and is used up; g is added to.
-static void hyena_filter_backward(HyenaParams<float>* g, HyenaActs* a, const HyenaParams<floatX>* p, const Config* c, size_t T) {
+static void hyena_filter_backward(HyenaParams<float>* g, HyenaActs* a, const HyenaParams<floatX>* p,
+                                  const Config* c, size_t T) {
     const HyenaScratch* s = &a->s;
     size_t F = FILTER;
     filter_window(s->dk, 0, T, c->seq, c->channels);
@@ -3011,9 +3173,10 @@ static void hyena_filter_backward(HyenaParams<float>* g, HyenaActs* a, const Hye
     linear_backward((float*)NULL, g->w1, g->b1, s->ds, a->z, p->w1, T, c->emb, F, c->emb, 0);
 }
 
-// c (1,C) = k ∗ p + D p of one more token, by the sum itself: of all p so far and the kernel, which grows by a row a token. A block
-// takes 32 channels, a lane each; 8 warps take every 8th token, and warp 0 adds the 8, and this token.
-__global__ void hyena_step_kernel(floatX* c, float* inputs, const floatX* p, const float* kernel, const float* d, size_t now, int C) {
+// c (1,C) = k ∗ p + D p of one more token, by the sum itself: of all p so far and the kernel, which grows by a row a
+// token. A block takes 32 channels, a lane each; 8 warps take every 8th token, and warp 0 adds the 8, and this token.
+__global__ void hyena_step_kernel(floatX* c, float* inputs, const floatX* p, const float* kernel,
+                                  const float* d, size_t now, int C) {
     __shared__ float part[8][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, i = blockIdx.x * 32 + lane;
     float sum = 0;
@@ -3028,7 +3191,8 @@ __global__ void hyena_step_kernel(floatX* c, float* inputs, const floatX* p, con
 }
 static void hyena_step(HyenaActs* a, const HyenaParams<floatX>* p, const Config* c) {
     size_t C = c->channels, now = *a->past;
-    if (now >= (size_t)c->seq) die("hyena has no kernel beyond the %d tokens it was made for: end the text there", c->seq);
+    if (now >= (size_t)c->seq)
+        die("hyena has no kernel beyond the %d tokens it was made for: end the text there", c->seq);
     hyena_filter_forward(a, p, c, now, 1);
     device_copy(a->kernel + now * C, a->k, C * sizeof(float));
     hyena_step_kernel<<<blocks(C, 32), 256>>>(a->c, a->inputs, a->s.p, a->kernel, p->d, now, (int)C);
@@ -3036,7 +3200,8 @@ static void hyena_step(HyenaActs* a, const HyenaParams<floatX>* p, const Config*
 }
 
 // out (R,C) from x (R,C). T <= seq. With carry (B = T = 1), it goes on from the tokens before.
-static void hyena_forward(floatX* out, const floatX* x, HyenaActs* a, const HyenaParams<floatX>* p, const Config* c, size_t B, size_t T, int carry) {
+static void hyena_forward(floatX* out, const floatX* x, HyenaActs* a, const HyenaParams<floatX>* p,
+                          const Config* c, size_t B, size_t T, int carry) {
     const HyenaScratch* s = &a->s;
     size_t R = B * T, C = c->channels;
     linear_forward(a->u, x, p->w_in, p->b_in, R, C, 3 * C, C, 0);
@@ -3052,10 +3217,10 @@ static void hyena_forward(floatX* out, const floatX* x, HyenaActs* a, const Hyen
     linear_forward(out, s->g, p->w_out, p->b_out, R, C, C, C, 0);
 }
 
-// The lines of hyena_forward, last one first:  dx0 = c dg,  dc = x0 dg,  dx1 = v dp,  dv = x1 dp. x is what went in. dx (R,C)
-// and g are added to.
-static void hyena_backward(float* dx, HyenaParams<float>* g, const floatX* dout, const floatX* x, HyenaActs* a, const HyenaParams<floatX>* p,
-                           const Config* c, size_t B, size_t T) {
+// The lines of hyena_forward, last one first:  dx0 = c dg,  dc = x0 dg,  dx1 = v dp,  dv = x1 dp. x is what went in.
+// dx (R,C) and g are added to.
+static void hyena_backward(float* dx, HyenaParams<float>* g, const floatX* dout, const floatX* x, HyenaActs* a,
+                           const HyenaParams<floatX>* p, const Config* c, size_t B, size_t T) {
     const HyenaScratch* s = &a->s;
     size_t R = B * T, C = c->channels;
     product(s->p, C, a->v + C, 3 * C, a->v + 2 * C, 3 * C, R, C);       // again, instead of keeping them
@@ -3083,11 +3248,12 @@ template <typename W> struct BlockParams {
     Mamba2Params<W> mamba2;
     HyenaParams<W> hyena;
 };
-template <typename W> struct Params { W *wte, *head; float *wpe, *normf_w, *normf_b; BlockParams<W>* block; };      // tied: head == wte
+// tied: head == wte
+template <typename W> struct Params { W *wte, *head; float *wpe, *normf_w, *normf_b; BlockParams<W>* block; };
 
-// Lays the parameters out: what kernels read at base, matrices at copy, at the same offsets (their gradients: copy = base). First
-// weights as in the .c. wte and head keep room for the rows that the vocabulary is padded with; they stay zero, and no one
-// else sees them.
+// Lays the parameters out: what kernels read at base, matrices at copy, at the same offsets (their gradients:
+// copy = base). First weights as in the .c. wte and head keep room for the rows that the vocabulary is padded with;
+// they stay zero, and no one else sees them.
 template <typename W>
 static void params_layout(Params<W>* p, Table* t, W* copy, float* base, const Config* c) {
     size_t V = c->vocab, C = c->channels, F = c->ff, padding = ((padded_vocab(V) - V) * C + 15) / 16 * 16;
@@ -3121,13 +3287,15 @@ static void params_layout(Params<W>* p, Table* t, W* copy, float* base, const Co
     t->total += padding;
 }
 
-// What a forward pass leaves behind for the backward pass; R = B*T rows. Sums of the residual stream are float; what a norm makes
-// of them, for a mixer or an MLP to read, is floatX.
+// What a forward pass leaves behind for the backward pass; R = B*T rows. Sums of the residual stream are float; what a
+// norm makes of them, for a mixer or an MLP to read, is floatX.
 typedef struct {
-    float *sum1, *mean1, *rstd1;        // (R,C), (R), (R): what the first norm reads (mean: LayerNorm only): the stream before the
-    floatX *in1;                        //      block, post-norm after the mixer. (R,C): what the mixer reads: norm 1 of it,
-    float *sum2, *mean2, *rstd2;        //      post-norm the block's input. The same for the second norm: the stream after
-    floatX *in2;                        //      the mixer, post-norm after the MLP; and what the MLP reads
+    float *sum1, *mean1, *rstd1;        // (R,C), (R), (R): what the first norm reads (mean: LayerNorm only): the stream
+    //      before the block, post-norm after the mixer. (R,C): what the mixer reads:
+    floatX *in1;
+    //      norm 1 of it, post-norm the block's input. The same for the second norm: the
+    float *sum2, *mean2, *rstd2;
+    floatX *in2;                        //      stream after the mixer, post-norm after the MLP; and what the MLP reads
     floatX *gate, *up;                  // (R,ff): the MLP before its nonlinearity (GELU: without its bias)
     AttnActs attn;
     MambaActs mamba;
@@ -3154,16 +3322,19 @@ typedef struct {
 } Acts;
 
 // Lays a's tensors out at base, exact and state_base, and its four arrays of indices at `index` (NULL: only measures).
-static void acts_layout(Acts* a, floatX* base, float* exact, float* state_base, int* index, const Config* c, int train) {
+static void acts_layout(Acts* a, floatX* base, float* exact, float* state_base, int* index,
+                        const Config* c, int train) {
     size_t V = c->vocab, C = c->channels, F = c->ff, B = a->B, T = a->T, R = B * T;
     int layer = c->norm == LAYER;
-    Table *t = &a->table, *f = &a->exact, *states = R == 1 && !train ? &a->states : NULL;       // generation takes one token at a time
+    // generation takes one token at a time
+    Table *t = &a->table, *f = &a->exact, *states = R == 1 && !train ? &a->states : NULL;
     Layout l = { t, f, states, base, exact, state_base };
     t->count = f->count = a->states.count = 0;
     t->total = f->total = a->states.total = 0;
     if (index) { a->tokens = index; a->targets = index + R; a->order = index + 2 * R; a->first = index + 3 * R; }
     if (((c->model == TRANSFORMER && c->pos == LEARNED) || c->model == HYENA) && T > (size_t)c->seq)
-        die("a model with %d positions cannot read %zu tokens at a time: give --seq %d, or train one with --context %zu", c->seq, T, c->seq, T);
+        die("a model with %d positions cannot read %zu tokens at a time: give --seq %d, or train one with --context %zu",
+            c->seq, T, c->seq, T);
     for (int n = 0; n < c->layers; n++) {
         BlockActs *b = &a->block[n], *first = &a->block[0];
         b->sum1 = take(f, exact, R, C, NONE, 0, "block%d.sum1", n);
@@ -3225,10 +3396,13 @@ typedef struct {
 enum { NORM_PIECE = 1 << 16 };
 static size_t workspace_size(const Model* m) {
     const Config* c = &m->config;
-    size_t C = c->channels, B = m->B, T = m->T, pieces = 2 * ((m->table.total + NORM_PIECE - 1) / NORM_PIECE), width = 2 * C, mixer = 0;
+    size_t C = c->channels, B = m->B, T = m->T, pieces = 2 * ((m->table.total + NORM_PIECE - 1) / NORM_PIECE),
+           width = 2 * C, mixer = 0;
     if ((size_t)c->ff > width) width = c->ff;
-    if (c->model == TRANSFORMER && C + 2 * C / c->heads * c->kv_heads > width) width = C + 2 * C / c->heads * c->kv_heads;
-    if (c->model == TRANSFORMER && c->attention == LINEAR) mixer = linear_attention_workspace(B, T, c->kv_heads, C / c->heads);
+    if (c->model == TRANSFORMER && C + 2 * C / c->heads * c->kv_heads > width)
+        width = C + 2 * C / c->heads * c->kv_heads;
+    if (c->model == TRANSFORMER && c->attention == LINEAR)
+        mixer = linear_attention_workspace(B, T, c->kv_heads, C / c->heads);
     if (c->model == MAMBA) mixer = mamba_workspace(c, B, T);
     if (c->model == MAMBA2) mixer = mamba2_workspace(c, B, T);
     if (c->model == HYENA) mixer = hyena_workspace(c, B, T);
@@ -3248,7 +3422,8 @@ static void model_layout(Model* m, const Config* c, int B, int T, int train) {
     m->g.block = (BlockParams<float>*)calloc(c->layers, sizeof(BlockParams<float>));
     m->acts.block = (BlockActs*)calloc(c->layers, sizeof(BlockActs));
     m->step.block = (BlockActs*)calloc(c->layers, sizeof(BlockActs));
-    if (!m->p.block || !m->g.block || !m->acts.block || !m->step.block) die("not enough memory for %d layers", c->layers);
+    if (!m->p.block || !m->g.block || !m->acts.block || !m->step.block)
+        die("not enough memory for %d layers", c->layers);
     m->acts.B = B;
     m->acts.T = T;
     m->step.B = m->step.T = 1;
@@ -3259,8 +3434,10 @@ static void model_layout(Model* m, const Config* c, int B, int T, int train) {
 
 // Bytes of the parts of a: floatX, float, states, indices.
 static size_t acts_bytes(const Acts* a) {
-    size_t states = a->states.total ? a->states.total * sizeof(float) : 64;       // none: what device_allocate takes for it
-    return a->table.total * sizeof(floatX) + a->exact.total * sizeof(float) + states + (4 * (size_t)a->B * a->T + 1) * sizeof(int);
+    // 64: what device_allocate takes where there are none
+    size_t states = a->states.total ? a->states.total * sizeof(float) : 64;
+    return a->table.total * sizeof(floatX) + a->exact.total * sizeof(float) + states
+           + (4 * (size_t)a->B * a->T + 1) * sizeof(int);
 }
 
 static void acts_build(Acts* a, const Config* c, int train, const char* what) {
@@ -3279,7 +3456,8 @@ static void model_build(Model* m, const Config* c, int B, int T, int train) {
     Table again = {};
     m->param_memory = (float*)device_allocate(n * sizeof(float), "parameters");
     m->copy_memory = (floatX*)m->param_memory;
-    if (sizeof(floatX) != sizeof(float)) m->copy_memory = (floatX*)device_allocate(n * sizeof(floatX), "the parameters in bf16");
+    if (sizeof(floatX) != sizeof(float))
+        m->copy_memory = (floatX*)device_allocate(n * sizeof(floatX), "the parameters in bf16");
     params_layout(&m->p, &again, m->copy_memory, m->param_memory, c);
     if (train) {
         m->grad_memory = (float*)device_allocate(n * sizeof(float), "gradients");
@@ -3307,7 +3485,10 @@ static void model_free(Model* m) {
     }
     free(m->table.tensors);
     if ((void*)m->copy_memory != (void*)m->param_memory) cudaCheck(cudaFree(m->copy_memory));
-    cudaCheck(cudaFree(m->param_memory)); cudaCheck(cudaFree(m->grad_memory)); cudaCheck(cudaFree(m->adam_m)); cudaCheck(cudaFree(m->adam_v));
+    cudaCheck(cudaFree(m->param_memory));
+    cudaCheck(cudaFree(m->grad_memory));
+    cudaCheck(cudaFree(m->adam_m));
+    cudaCheck(cudaFree(m->adam_v));
     free(m->p.block); free(m->g.block); free(m->acts.block); free(m->step.block);
     free(m->sorted); free(m->step_logits);
     memset(m, 0, sizeof *m);
@@ -3325,20 +3506,23 @@ static size_t model_parameters(const Model* m) {
     for (int i = 0; i < m->table.count; i++) n += m->table.tensors[i].size;
     return n;
 }
-// Multiply-adds x 2 x 3 (forward, and two products backward) of all matrix products per token: those with weights, and those
-// of the mixers at this model's T. (Attention's backward pass computes q·k and do·v twice more; that is not counted.)
+// Multiply-adds x 2 x 3 (forward, and two products backward) of all matrix products per token: those with weights, and
+// those of the mixers at this model's T. (Attention's backward pass computes q·k and do·v twice more;
+// that is not counted.)
 static double model_flops_per_token(const Model* m) {
     const Config* c = &m->config;
     double C = c->channels, n = c->tie ? 0 : -(double)c->vocab * C;          // looking wte up costs nothing
     if (c->model == TRANSFORMER && c->pos == LEARNED) n -= (double)c->seq * C;
     for (int i = 0; i < m->table.count; i++) {
         const Tensor* t = &m->table.tensors[i];
-        if (t->ndim == 2 && t->decay) n += t->size;                          // what does not decay is no matrix: A_log, filters
+        // what does not decay is no matrix: A_log, filters
+        if (t->ndim == 2 && t->decay) n += t->size;
     }
     double seen = 0;                    // keys that a query sees, on average
     for (int t = 0; t < m->T; t++) seen += (double)(t + 1 - first_key(t, c->window, c->block)) / m->T;
     if (c->model == TRANSFORMER) n += c->layers * 2 * C * (c->attention == LINEAR ? C / c->heads : seen);
-    if (c->model == MAMBA2) {           // inside a chunk: C·B once, and for each head; with its state: reading and adding up
+    // inside a chunk: C·B once, and for each head; with its state: reading and adding up
+    if (c->model == MAMBA2) {
         double E = (double)c->expand * C, N = c->d_state, L = mamba2_chunk(c, m->T);
         n += c->layers * (L * N + L * E + 2 * E * N);
     }
@@ -3372,20 +3556,22 @@ static void model_init(Model* m, uint64_t seed) {
 // ----------------------------------------------------------------------------------------------------------------
 // the model: forward and backward. R = B*T rows throughout.
 
-static void norm_forward(floatX* out, float* mean, float* rstd, const float* x, const float* w, const float* b, const Config* c, size_t R) {
+static void norm_forward(floatX* out, float* mean, float* rstd, const float* x, const float* w, const float* b,
+                         const Config* c, size_t R) {
     if (c->norm == LAYER) layernorm_forward(out, mean, rstd, x, w, b, R, c->channels);
     else rmsnorm_forward(out, rstd, x, w, R, c->channels);
 }
 
 // dx is written, or added to with add = 1; dw and db are added to.
-static void norm_backward(float* dx, float* dw, float* db, const float* dout, const float* x, const float* mean, const float* rstd, const float* w,
-                          const Config* c, size_t R, int add) {
+static void norm_backward(float* dx, float* dw, float* db, const float* dout, const float* x, const float* mean,
+                          const float* rstd, const float* w, const Config* c, size_t R, int add) {
     if (c->norm == LAYER) layernorm_backward(dx, dw, db, dout, x, mean, rstd, w, R, c->channels, add);
     else rmsnorm_backward(dx, dw, dout, x, rstd, w, R, c->channels, add);
 }
 
 // SwiGLU:  out = Wdown (silu(Wgate x) ⊙ Wup x)        GELU:  out = Wdown gelu(Wup x + bup) + bdown        u (R,ff)
-static void mlp_forward(floatX* out, floatX* u, BlockActs* a, const floatX* x, const BlockParams<floatX>* p, const Config* c, size_t R) {
+static void mlp_forward(floatX* out, floatX* u, BlockActs* a, const floatX* x, const BlockParams<floatX>* p,
+                        const Config* c, size_t R) {
     size_t C = c->channels, F = c->ff;
     linear_forward(a->up, x, p->wup, NULL, R, C, F, C, 0);
     if (c->mlp == SWIGLU) {
@@ -3398,8 +3584,8 @@ static void mlp_forward(floatX* out, floatX* u, BlockActs* a, const floatX* x, c
 }
 
 // dx and the gradients g are added to. u is computed again instead of being kept.
-static void mlp_backward(float* dx, BlockParams<float>* g, const floatX* dout, BlockActs* a, const floatX* x, const BlockParams<floatX>* p,
-                         Acts* scratch, const Config* c, size_t R) {
+static void mlp_backward(float* dx, BlockParams<float>* g, const floatX* dout, BlockActs* a, const floatX* x,
+                         const BlockParams<floatX>* p, Acts* scratch, const Config* c, size_t R) {
     size_t C = c->channels, F = c->ff;
     floatX *u = scratch->u, *du = scratch->du, *dup = scratch->dup;
     if (c->mlp == SWIGLU) swiglu_forward(u, a->gate, a->up, R, F);
@@ -3415,15 +3601,16 @@ static void mlp_backward(float* dx, BlockParams<float>* g, const floatX* dout, B
     }
 }
 
-static void mixer_forward(floatX* out, const floatX* x, BlockActs* a, const BlockParams<floatX>* p, const Config* c, size_t B, size_t T, int carry) {
+static void mixer_forward(floatX* out, const floatX* x, BlockActs* a, const BlockParams<floatX>* p,
+                          const Config* c, size_t B, size_t T, int carry) {
     if (c->model == TRANSFORMER) attn_forward(out, x, &a->attn, &p->attn, c, B, T, carry);
     if (c->model == MAMBA) mamba_forward(out, x, &a->mamba, &p->mamba, c, B, T, carry);
     if (c->model == MAMBA2) mamba2_forward(out, x, &a->mamba2, &p->mamba2, c, B, T, carry);
     if (c->model == HYENA) hyena_forward(out, x, &a->hyena, &p->hyena, c, B, T, carry);
 }
 
-static void mixer_backward(float* dx, BlockParams<float>* g, const floatX* dout, const floatX* x, BlockActs* a, const BlockParams<floatX>* p,
-                           const Config* c, size_t B, size_t T) {
+static void mixer_backward(float* dx, BlockParams<float>* g, const floatX* dout, const floatX* x, BlockActs* a,
+                           const BlockParams<floatX>* p, const Config* c, size_t B, size_t T) {
     if (c->model == TRANSFORMER) attn_backward(dx, &g->attn, dout, x, &a->attn, &p->attn, c, B, T);
     if (c->model == MAMBA) mamba_backward(dx, &g->mamba, dout, x, &a->mamba, &p->mamba, c, B, T);
     if (c->model == MAMBA2) mamba2_backward(dx, &g->mamba2, dout, x, &a->mamba2, &p->mamba2, c, B, T);
@@ -3433,9 +3620,10 @@ static void mixer_backward(float* dx, BlockParams<float>* g, const floatX* dout,
 // One block.
 //     pre-norm     sum2 = sum1 + mixer(norm1(sum1))       out = sum2 + mlp(norm2(sum2))         no MLP: out = sum2
 //     post-norm    sum1 = in1 + mixer(in1)    in2 = norm1(sum1)    sum2 = in2 + mlp(in2)    y = norm2(sum2)
-// Pre-norm writes out, the residual stream in float, and post-norm y: there the stream is normed twice a block, and what
-// follows reads it rounded.
-static void layer_forward(float* out, floatX* y, BlockActs* a, const BlockParams<floatX>* p, Acts* scratch, const Config* c, size_t B, size_t T, int carry) {
+// Pre-norm writes out, the residual stream in float, and post-norm y: there the stream is normed twice a block, and
+// what follows reads it rounded.
+static void layer_forward(float* out, floatX* y, BlockActs* a, const BlockParams<floatX>* p, Acts* scratch,
+                          const Config* c, size_t B, size_t T, int carry) {
     size_t C = c->channels, R = B * T;
     floatX *branch = scratch->branch, *u = scratch->u;
     if (c->post_norm) {
@@ -3456,9 +3644,10 @@ static void layer_forward(float* out, floatX* y, BlockActs* a, const BlockParams
     add(out, a->sum2, branch, R, C);
 }
 
-// The lines of layer_forward, last one first. d (R,C) is dout on entry and dx on return: it stands for the residual stream,
-// to which every branch adds its share. It is float; what goes into a branch is rounded to dbranch first.
-static void layer_backward(float* d, BlockParams<float>* g, BlockActs* a, const BlockParams<floatX>* p, Acts* scratch, const Config* c, size_t B, size_t T) {
+// The lines of layer_forward, last one first. d (R,C) is dout on entry and dx on return: it stands for the residual
+// stream, to which every branch adds its share. It is float; what goes into a branch is rounded to dbranch first.
+static void layer_backward(float* d, BlockParams<float>* g, BlockActs* a, const BlockParams<floatX>* p, Acts* scratch,
+                           const Config* c, size_t B, size_t T) {
     size_t C = c->channels, R = B * T, bytes = R * C * sizeof(float);
     float* dn = scratch->dn;
     floatX* dbranch = scratch->dbranch;
@@ -3497,14 +3686,15 @@ static void acts_forward(Acts* a, const Params<floatX>* p, const Config* c, cons
     if (c->model == TRANSFORMER && c->pos == ROPE) rope_table(b->attn.rope, a->past, T, C / c->heads);
     for (int n = 0; n < c->layers; n++) {
         int last = n + 1 == c->layers;
-        layer_forward(last ? a->out : b[n + 1].sum1, last ? a->y : b[n + 1].in1, &b[n], &p->block[n], a, c, B, T, carry);
+        layer_forward(last ? a->out : b[n + 1].sum1, last ? a->y : b[n + 1].in1, &b[n], &p->block[n],
+                      a, c, B, T, carry);
     }
     if (!c->post_norm) norm_forward(a->y, a->y_mean, a->y_rstd, a->out, p->normf_w, p->normf_b, c, R);
     if (carry) a->past++;
 }
 
-// Mean loss in nats of tokens (B,T) against targets (B,T), both on the host; targets of -1 do not count. train = 1 also runs the
-// head's backward (head_loss does both at once); train = 0 touches no gradient. Tokens must lie in [0, V).
+// Mean loss in nats of tokens (B,T) against targets (B,T), both on the host; targets of -1 do not count. train = 1 also
+// runs the head's backward (head_loss does both at once); train = 0 touches no gradient. Tokens must lie in [0, V).
 static double model_forward(Model* m, const int* tokens, const int* targets, int train) {
     Acts* a = &m->acts;
     size_t R = (size_t)m->B * m->T;
@@ -3513,8 +3703,8 @@ static double model_forward(Model* m, const int* tokens, const int* targets, int
     m->tokens = tokens;
     m->counted = 0;
     for (size_t r = 0; r < R; r++) m->counted += targets[r] >= 0;
-    return head_loss(train ? a->dy : NULL, train ? m->g.head : NULL, a->y, m->p.head, a->targets, m->counted, a->logits, a->losses, a->hits,
-                     m->grad_scale, R, m->config.channels, m->config.vocab, &m->correct);
+    return head_loss(train ? a->dy : NULL, train ? m->g.head : NULL, a->y, m->p.head, a->targets, m->counted, a->logits,
+                     a->losses, a->hits, m->grad_scale, R, m->config.channels, m->config.vocab, &m->correct);
 }
 
 // The rest of the backward pass, after model_forward(..., 1). Adds to the gradients.
@@ -3524,7 +3714,8 @@ static void model_backward(Model* m) {
     size_t C = c->channels, R = (size_t)m->B * m->T;
     if (!c->post_norm)                  // post-norm: dx is dy
         norm_backward(a->dx, m->g.normf_w, m->g.normf_b, a->dy, a->out, a->y_mean, a->y_rstd, m->p.normf_w, c, R, 0);
-    for (int n = c->layers - 1; n >= 0; n--) layer_backward(a->dx, &m->g.block[n], &a->block[n], &m->p.block[n], a, c, m->B, m->T);
+    for (int n = c->layers - 1; n >= 0; n--)
+        layer_backward(a->dx, &m->g.block[n], &a->block[n], &m->p.block[n], a, c, m->B, m->T);
     if (m->p.wpe) positions_backward(m->g.wpe, a->dx, m->B, m->T, C);
     m->distinct = sort_rows(m->sorted, m->sorted + R, m->tokens, R, c->vocab);      // while the GPU works on the blocks
     device_write(a->order, m->sorted, R * sizeof(int));
@@ -3548,20 +3739,22 @@ static void model_logits(Model* m, size_t row, size_t n, float* out) {
     free(host);
 }
 
-// Zeroes carried states: all of them, or those of the streams b with reset[b] (NULL: all). What a cache of keys holds is
-// passed over from then on.
+// Zeroes carried states: all of them, or those of the streams b with reset[b] (NULL: all). What a cache of keys holds
+// is passed over from then on.
 static void model_reset(Acts* a, const int* reset) {
     for (int i = 0; i < a->states.count; i++) {
         const Tensor* t = &a->states.tensors[i];
         size_t width = t->size / t->shape[0];
-        for (int b = 0; b < a->B; b++) if (!reset || reset[b]) device_zero(a->state_memory + t->offset + b * width, width * sizeof(float));
+        for (int b = 0; b < a->B; b++)
+            if (!reset || reset[b]) device_zero(a->state_memory + t->offset + b * width, width * sizeof(float));
     }
     a->past = 0;
 }
 
-// One token, for generation: the same forward with B = T = 1, from what is carried on: keys and values of all tokens that can
-// still be seen (attention), a state of fixed size (linear attention, Mamba), all inputs (Hyena). Returns the logits (V) of what
-// comes next, on the host, or NULL where the model has no more positions. model_reset(&m->step, NULL) starts a new text.
+// One token, for generation: the same forward with B = T = 1, from what is carried on: keys and values of all tokens
+// that can still be seen (attention), a state of fixed size (linear attention, Mamba), all inputs (Hyena). Returns the
+// logits (V) of what comes next, on the host, or NULL where the model has no more positions.
+// model_reset(&m->step, NULL) starts a new text.
 static const float* model_step(Model* m, int token) {
     const Config* c = &m->config;
     if ((m->p.wpe || c->model == HYENA) && m->step.past == (size_t)c->seq) return NULL;
@@ -3610,9 +3803,9 @@ __global__ void adamw_kernel(float* p, floatX* copy, const float* g, float* am, 
     copy[i] = (floatX)x;
 }
 
-// AdamW (Loshchilov & Hutter 2019), beta (0.9, 0.95), eps 1e-8, with the gradient scaled down to norm `clip` first (0: never).
-// Weight decay goes to the tensors whose table entry says so. Returns the norm before clipping; if it is not finite,
-// nothing is changed.
+// AdamW (Loshchilov & Hutter 2019), beta (0.9, 0.95), eps 1e-8, with the gradient scaled down to norm `clip` first
+// (0: never). Weight decay goes to the tensors whose table entry says so. Returns the norm before clipping; if it is
+// not finite, nothing is changed.
 static double model_update(Model* m, double lr, double weight_decay, double clip) {
     double norm = grad_norm(m);
     if (!isfinite(norm)) return norm;
@@ -3628,7 +3821,8 @@ static double model_update(Model* m, double lr, double weight_decay, double clip
     a.rate = lr;
     for (int k = 0; k < m->table.count; k++) {
         const Tensor* t = &m->table.tensors[k];
-        float *p = m->param_memory + t->offset, *g = m->grad_memory + t->offset, *am = m->adam_m + t->offset, *av = m->adam_v + t->offset;
+        float *p = m->param_memory + t->offset, *g = m->grad_memory + t->offset, *am = m->adam_m + t->offset,
+              *av = m->adam_v + t->offset;
         a.shrink = 1 - (t->decay ? lr * weight_decay : 0);
         adamw_kernel<<<blocks(t->size, 256), 256>>>(p, m->copy_memory + t->offset, g, am, av, t->size, a);
         cudaCheck(cudaGetLastError());
@@ -3674,15 +3868,17 @@ static int sample_token(const real* logits, real* scratch, int V, double tempera
         floor = scratch[top_k - 1];
     }
     double sum = 0;
-    for (int v = 0; v < V; v++) sum += scratch[v] = logits[v] >= floor ? exp((double)(logits[v] - logits[best]) / temperature) : 0;
+    for (int v = 0; v < V; v++)
+        sum += scratch[v] = logits[v] >= floor ? exp((double)(logits[v] - logits[best]) / temperature) : 0;
     double u = rng_uniform(rng) * sum;
     for (int v = 0; v < V; v++) if ((u -= scratch[v]) < 0) return v;
     return best;
 }
 
-// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is what model_step carries
-// on. Without a prompt the text begins after the end-of-text token, or after a newline.
-static void generate(Model* m, const Tokenizer* tok, const char* prompt, int length, double temperature, int top_k, uint64_t seed) {
+// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is what model_step
+// carries on. Without a prompt the text begins after the end-of-text token, or after a newline.
+static void generate(Model* m, const Tokenizer* tok, const char* prompt,
+                     int length, double temperature, int top_k, uint64_t seed) {
     int V = m->config.vocab, *ids = NULL;
     size_t count = 0;
     real* scratch = (real*)allocate(V * sizeof(real), "sampling");
@@ -3716,7 +3912,8 @@ static struct {
     double lr, min_lr, weight_decay, clip, temperature;
 } opt;
 
-// Every flag of the command line: where its value goes, how --resume treats it, its range, default and meaning (dev/options.h).
+// Every flag of the command line: where its value goes, how --resume treats it, its range,
+// default and meaning (dev/options.h).
 static Option option_table[] = {
     {"preset",       's', ' ', &opt.preset, 0, 0, "NAME", "", "sizes of a published model; see the list below", 0},
     {"plan",         'b', ' ', &opt.plan, 0, 0, "", "", "print parameters, bytes and FLOPs, and stop", 0},
@@ -3819,24 +4016,30 @@ static int largest_divisor(int n, int most) {
 // Fills in what was left to be chosen (0), and refuses what contradicts itself.
 static void config_check(Config* c) {
     static const char* const owners[][2] = {        // flag, the models that know it
-        {"heads", "transformer"}, {"kv-heads", "transformer"}, {"bias", "transformer"}, {"pos", "transformer"}, {"attention", "transformer"},
-        {"window", "transformer"}, {"block", "transformer"}, {"norm", "transformer"}, {"post-norm", "transformer"}, {"mlp", "transformer"},
-        {"weights", "transformer"}, {"ff", "transformer hyena"}, {"d-state", "mamba mamba2"}, {"expand", "mamba mamba2"}, {"conv", "mamba mamba2"},
-        {"chunk", "mamba mamba2"}, {"head-dim", "mamba2"}, {"emb", "hyena"},
+        {"heads", "transformer"}, {"kv-heads", "transformer"}, {"bias", "transformer"}, {"pos", "transformer"},
+        {"attention", "transformer"}, {"window", "transformer"}, {"block", "transformer"}, {"norm", "transformer"},
+        {"post-norm", "transformer"}, {"mlp", "transformer"}, {"weights", "transformer"}, {"ff", "transformer hyena"},
+        {"d-state", "mamba mamba2"}, {"expand", "mamba mamba2"}, {"conv", "mamba mamba2"}, {"chunk", "mamba mamba2"},
+        {"head-dim", "mamba2"}, {"emb", "hyena"},
     };
     static const char* const names[] = {"transformer", "mamba", "mamba2", "hyena"};
-    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {     // each begins with its --model; the rest is made for that
+    // each begins with its --model; the rest is made for that
+    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
         const char* model = presets[i].flags + strlen("--model ");
         int length = (int)strcspn(model, " ");
-        if (!strcmp(opt.preset, presets[i].name) && (strncmp(model, names[c->model], length) || names[c->model][length]))
-            die("--preset %s is of --model %.*s: leave --model %s out, or the preset", opt.preset, length, model, names[c->model]);
+        if (!strcmp(opt.preset, presets[i].name)
+            && (strncmp(model, names[c->model], length) || names[c->model][length]))
+            die("--preset %s is of --model %.*s: leave --model %s out, or the preset",
+                opt.preset, length, model, names[c->model]);
     }
     for (size_t i = 0; i < sizeof owners / sizeof *owners; i++) {
         const char* p = owners[i][1];
         size_t length = strlen(names[c->model]);
         int known = 0;
-        for (; *p; p += strcspn(p, " ") + (p[strcspn(p, " ")] == ' ')) known |= strcspn(p, " ") == length && !strncmp(p, names[c->model], length);
-        if (!known && option_given(owners[i][0])) die("--%s is a flag of --model %s, not of %s", owners[i][0], owners[i][1], names[c->model]);
+        for (; *p; p += strcspn(p, " ") + (p[strcspn(p, " ")] == ' '))
+            known |= strcspn(p, " ") == length && !strncmp(p, names[c->model], length);
+        if (!known && option_given(owners[i][0]))
+            die("--%s is a flag of --model %s, not of %s", owners[i][0], owners[i][1], names[c->model]);
     }
     if (c->model == MAMBA || c->model == MAMBA2) { c->norm = RMS; c->mlp = NO_MLP; }
     if (c->model == HYENA) { c->norm = LAYER; c->mlp = GELU; }
@@ -3850,24 +4053,34 @@ static void config_check(Config* c) {
     if (!c->seq) c->seq = opt.seq;
     if (c->model == TRANSFORMER) {
         if (c->channels % c->heads)
-            die("--channels %d do not divide into --heads %d: %d would do", c->channels, c->heads, largest_divisor(c->channels, c->heads));
+            die("--channels %d do not divide into --heads %d: %d would do",
+                c->channels, c->heads, largest_divisor(c->channels, c->heads));
         if (c->heads % c->kv_heads)
-            die("--heads %d do not divide into --kv-heads %d groups: %d would do", c->heads, c->kv_heads, largest_divisor(c->heads, c->kv_heads));
+            die("--heads %d do not divide into --kv-heads %d groups: %d would do",
+                c->heads, c->kv_heads, largest_divisor(c->heads, c->kv_heads));
         int size = c->channels / c->heads;
-        if (size > MAX_HEAD) die("--channels %d in --heads %d makes heads of %d numbers; %d is the most: give more heads", c->channels, c->heads, size, MAX_HEAD);
-        if (c->pos == ROPE && size % 2) die("--pos rope turns pairs of numbers, and a head of --channels %d / --heads %d = %d is odd", c->channels, c->heads, size);
-        if (c->attention == LINEAR && (c->window || c->block)) die("--attention linear sums over the whole past: it has no --window or --block");
+        if (size > MAX_HEAD)
+            die("--channels %d in --heads %d makes heads of %d numbers; %d is the most: give more heads",
+                c->channels, c->heads, size, MAX_HEAD);
+        if (c->pos == ROPE && size % 2)
+            die("--pos rope turns pairs of numbers, and a head of --channels %d / --heads %d = %d is odd",
+                c->channels, c->heads, size);
+        if (c->attention == LINEAR && (c->window || c->block))
+            die("--attention linear sums over the whole past: it has no --window or --block");
         if (c->post_norm && c->mlp == NO_MLP) die("--post-norm needs an --mlp");
     }
     if (c->model == MAMBA2 && c->expand * c->channels % c->head_dim)
-        die("mamba2: --expand %d x --channels %d do not divide into heads of --head-dim %d: %d would do", c->expand, c->channels, c->head_dim,
-            largest_divisor(c->expand * c->channels, c->head_dim));
-    if (c->model == HYENA && c->emb % 2 == 0) die("--emb %d: a position is described by its time and pairs of waves, an odd count: %d or %d", c->emb, c->emb - 1, c->emb + 1);
+        die("mamba2: --expand %d x --channels %d do not divide into heads of --head-dim %d: %d would do", c->expand,
+            c->channels, c->head_dim, largest_divisor(c->expand * c->channels, c->head_dim));
+    if (c->model == HYENA && c->emb % 2 == 0)
+        die("--emb %d: a position is described by its time and pairs of waves, an odd count: %d or %d",
+            c->emb, c->emb - 1, c->emb + 1);
 }
 
 // The model in a few words, without an end of line.
 static void config_describe(const Config* c) {
-    static const char *names[] = {"transformer", "mamba", "mamba2", "hyena"}, *pos[] = {"RoPE", "learned positions", "no positions"};
+    static const char *names[] = {"transformer", "mamba", "mamba2", "hyena"},
+                      *pos[] = {"RoPE", "learned positions", "no positions"};
     static const char *norm[] = {"RMSNorm", "LayerNorm"}, *mlp[] = {"SwiGLU", "GELU", "no MLP"};
     printf("%s | V %d, C %d, layers %d", names[c->model], c->vocab, c->channels, c->layers);
     if (c->model == TRANSFORMER) {
@@ -3939,7 +4152,8 @@ static void checkpoint_load(Model* m, const SafeTensors* s, int resume, int* ste
     }
     model_refresh(m);
     if (!resume) return;
-    const char *at = safetensors_metadata(s, "step"), *rng = safetensors_metadata(s, "rng"), *position = safetensors_metadata(s, "position");
+    const char *at = safetensors_metadata(s, "step"), *rng = safetensors_metadata(s, "rng"),
+               *position = safetensors_metadata(s, "position");
     if (!at || !rng || !position || atoi(at) < 0) die("%s does not say its step, rng and position", s->path);
     *step = m->updates = atoi(at);
     data->rng = strtoull(rng, NULL, 10);
@@ -3962,15 +4176,21 @@ static void dump(Model* m, DataLoader* data, const char* path) {
     int n = 0;
     e[n++] = entry("", "tokens", B, T, NULL);
     e[n++] = entry("", "targets", B, T, NULL);
-    for (int i = 0; i < 2; i++) { strcpy(e[i].dtype, "I32"); e[i].bytes = R * sizeof(int); e[i].data = i ? data->targets : data->tokens; }
+    for (int i = 0; i < 2; i++) {
+        strcpy(e[i].dtype, "I32");
+        e[i].bytes = R * sizeof(int);
+        e[i].data = i ? data->targets : data->tokens;
+    }
     e[n] = entry("", "logits", R, V, logits);
     e[n].ndim = 3; e[n].shape[0] = B; e[n].shape[1] = T; e[n].shape[2] = V;
     n++;
     e[n++] = entry("", "loss", 1, 0, &loss);
-    real* host[2] = { host_copy(m->param_memory, t->total, "the dumped parameters"), host_copy(m->grad_memory, t->total, "the dumped gradients") };
+    real* host[2] = { host_copy(m->param_memory, t->total, "the dumped parameters"),
+                     host_copy(m->grad_memory, t->total, "the dumped gradients") };
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < t->count; i++)
-            e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1], host[k] + t->tensors[i].offset);
+            e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1],
+                           host[k] + t->tensors[i].offset);
     int error = safetensors_write(path, "\"program\":\"" MODEL_NAME "\"", e, n);
     if (error) die("cannot write %s: %s", path, strerror(error));
     printf("dumped a batch, its logits, loss %.6f, parameters and gradients to %s\n", (double)loss, path);
@@ -4030,13 +4250,16 @@ static void print_plan(const Model* m) {
         printf("%-24s %18s %12zu  %s %-12.4g %s\n", t->name, shape, t->size,
                init_names[t->init], t->scale, t->decay ? "yes" : "no");
     }
-    size_t p = m->table.total * sizeof(float), copy = sizeof(floatX) == sizeof(float) ? 0 : m->table.total * sizeof(floatX);
+    size_t p = m->table.total * sizeof(float),
+           copy = sizeof(floatX) == sizeof(float) ? 0 : m->table.total * sizeof(floatX);
     size_t a = acts_bytes(&m->acts), s = acts_bytes(&m->step), w = workspace_size(m) * sizeof(float);
     size_t all = (m->train ? 4 * p : p) + copy + a + s + w, token = token_bytes(m);
     printf("parameters: %zu\n", model_parameters(m));
     printf("GPU bytes: parameters %zu, their bf16 copy %zu, gradients %zu, AdamW %zu, activations of %d x %d tokens %zu, "
-           "of one token %zu, partial sums %zu\n", p, copy, m->train ? p : 0, m->train ? 2 * p : 0, m->B, m->T, a, s, w);
-    printf("GPU bytes in all: %zu (%.2f GB), and about 0.5 GB that CUDA and its libraries take for themselves\n", all, all / 1e9);
+           "of one token %zu, partial sums %zu\n",
+           p, copy, m->train ? p : 0, m->train ? 2 * p : 0, m->B, m->T, a, s, w);
+    printf("GPU bytes in all: %zu (%.2f GB), and about 0.5 GB that CUDA and its libraries take for themselves\n",
+           all, all / 1e9);
     if (token) printf("keys and values of a generated text: %zu bytes a token\n", token);
     printf("bytes per token of the batch: %.0f\n", (double)a / m->B / m->T);
     printf("matmul FLOPs per token: %.1f M forward and backward\n", model_flops_per_token(m) / 1e6);
@@ -4054,10 +4277,12 @@ static FILE* log_open(const char* path, int resumed, int step) {
     text_add(&kept, "step\ttrain_loss\tval_loss\tbits_per_token\tlr\tgrad_norm\tms\ttok_per_s\taccuracy\n");
     FILE* old = resumed ? fopen(path, "r") : NULL;
     char line[512];
-    while (old && fgets(line, sizeof line, old)) if (isdigit((unsigned char)line[0]) && atoi(line) <= step) text_add(&kept, "%s", line);
+    while (old && fgets(line, sizeof line, old))
+        if (isdigit((unsigned char)line[0]) && atoi(line) <= step) text_add(&kept, "%s", line);
     if (old) fclose(old);
     FILE* f = fopen(path, "w");
-    if (!f || fwrite(kept.chars, 1, kept.length, f) != kept.length || fflush(f) != 0) die("cannot write %s: %s", path, strerror(errno));
+    if (!f || fwrite(kept.chars, 1, kept.length, f) != kept.length || fflush(f) != 0)
+        die("cannot write %s: %s", path, strerror(errno));
     free(kept.chars);
     return f;
 }
@@ -4073,8 +4298,8 @@ static void make_folder(const char* path) {
     free(t.chars);
 }
 
-// Trains from step `done` + 1 to opt.steps: prints a line a step (on a terminal, one that is written over), logs the same
-// to out/log.tsv, validates, samples, saves. Ctrl-C ends it after the step in hand. Returns the signal, or 0.
+// Trains from step `done` + 1 to opt.steps: prints a line a step (on a terminal, one that is written over), logs the
+// same to out/log.tsv, validates, samples, saves. Ctrl-C ends it after the step in hand. Returns the signal, or 0.
 static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* tok, int done) {
     int resumed = opt.resume[0] != 0;
     Text log_path = {}, model_path = {};
@@ -4083,7 +4308,8 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
     make_folder(opt.out);
     if (!resumed && (access(log_path.chars, F_OK) == 0 || access(model_path.chars, F_OK) == 0))
         die("%s already holds a run: choose another --out, or delete it%s%s", opt.out,
-            access(model_path.chars, F_OK) == 0 ? ", or go on with --resume " : "", access(model_path.chars, F_OK) == 0 ? model_path.chars : "");
+            access(model_path.chars, F_OK) == 0 ? ", or go on with --resume " : "",
+            access(model_path.chars, F_OK) == 0 ? model_path.chars : "");
     struct statvfs disk;
     size_t needed = 3 * m->table.total * sizeof(real);
     if (opt.save_every >= 0 && statvfs(opt.out, &disk) == 0 && (double)disk.f_bavail * disk.f_frsize < needed)
@@ -4112,7 +4338,8 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
                 const char* where = not_finite(&m->table, m->param_memory);
                 if (!where) where = not_finite(&m->acts.table, m->acts.memory);
                 if (!where) where = not_finite(&m->acts.exact, m->acts.exact_memory);
-                die("step %d: the loss is %f; the first tensor that is not finite: %s", step, l, where ? where : "none but the loss");
+                die("step %d: the loss is %f; the first tensor that is not finite: %s",
+                    step, l, where ? where : "none but the loss");
             }
             model_backward(m);
             loss += l / opt.accum;
@@ -4122,14 +4349,18 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
         double norm = model_update(m, lr, opt.weight_decay, opt.clip);
         if (!isfinite(norm)) {
             const char* where = not_finite(&m->table, m->grad_memory);
-            die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s", step, norm, where ? where : "none alone");
+            die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s",
+                step, norm, where ? where : "none alone");
         }
         double ms = 1e3 * (now() - start);
         long left = (long)((now() - started) / (step - done) * (opt.steps - step));
         int validate = val && (step == opt.steps || (opt.val_every && step % opt.val_every == 0));
-        int sample = opt.sample_every && step % opt.sample_every == 0, line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
-        printf("%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %ld:%02ld:%02ld", tty ? "\r\033[K" : "",
-               step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3, left / 3600, left / 60 % 60, left % 60);
+        int sample = opt.sample_every && step % opt.sample_every == 0,
+            line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
+        printf(
+            "%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %ld:%02ld:%02ld",
+            tty ? "\r\033[K" : "", step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3,
+            left / 3600, left / 60 % 60, left % 60);
         if (generated) printf(" | accuracy %.4f", counted ? correct / counted : 0);
         printf(line_ends ? "\n" : "");
         fflush(stdout);
@@ -4143,11 +4374,15 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
         fprintf(log_file, "\t%.6f\t%.6e\t%.6f\t%.1f\t%.0f\t", loss / log(2), lr, norm, ms, tokens / ms * 1e3);
         if (generated) fprintf(log_file, "%.4f", counted ? correct / counted : 0);
         fprintf(log_file, "\n");
-        if (fflush(log_file) != 0) fprintf(stderr, "warning: cannot write %s: %s; training goes on\n", log_path.chars, strerror(errno)), clearerr(log_file);
+        if (fflush(log_file) != 0)
+            fprintf(stderr, "warning: cannot write %s: %s; training goes on\n", log_path.chars, strerror(errno)),
+            clearerr(log_file);
         if (sample) generate(m, tok, opt.prompt, opt.sample_len, opt.temperature, opt.top_k, opt.seed + (uint64_t)step);
         if (opt.save_every > 0 && step % opt.save_every == 0 && step < opt.steps) {
             error = checkpoint_save(m, data, step, model_path.chars);
-            if (error) fprintf(stderr, "warning: cannot write %s: %s; what it held is untouched, training goes on\n", model_path.chars, strerror(error));
+            if (error)
+                fprintf(stderr, "warning: cannot write %s: %s; what it held is untouched, training goes on\n",
+                        model_path.chars, strerror(error));
         }
     }
     fclose(log_file);
@@ -4169,35 +4404,45 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
 static void open_data(DataLoader* d, const char* files, int mode, uint64_t seed) {
     if (opt.task) loader_task(d, opt.task == 1 ? "copy" : "recall", opt.batch, opt.seq, opt.config.vocab, seed);
     else loader_open(d, files, opt.batch, opt.seq, opt.config.vocab, mode, seed);
-    if (d->vocab > opt.config.vocab) die("%s was made with a vocabulary of %d tokens, the model has --vocab %d", files, d->vocab, opt.config.vocab);
+    if (d->vocab > opt.config.vocab)
+        die("%s was made with a vocabulary of %d tokens, the model has --vocab %d", files, d->vocab, opt.config.vocab);
 }
 
 #ifndef TESTING
 int main(int argc, char** argv) {
-    options_parse(option_table, sizeof option_table / sizeof *option_table, presets, sizeof presets / sizeof *presets, argc, argv);
+    options_parse(option_table, sizeof option_table / sizeof *option_table, presets,
+                  sizeof presets / sizeof *presets, argc, argv);
     // what to do, from what is given
     Config* c = &opt.config;
     const char* source = opt.resume[0] ? opt.resume : opt.init;
     SafeTensors file = {};
     if (opt.resume[0] && opt.init[0]) die("--resume continues a run, --init starts a new one: give one of them");
-    if ((opt.eval || opt.generate) && !source[0]) die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
+    if ((opt.eval || opt.generate) && !source[0])
+        die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
     if (source[0]) {
         safetensors_read(&file, source);
         options_adopt(&file, MODEL_NAME, opt.resume[0] ? ADOPT_RUN : opt.eval ? ADOPT_SHAPE : ADOPT_MODEL);
         Option* out = option_find("out");
         const char* slash = strrchr(opt.resume, '/');
-        if (opt.resume[0] && out->set == 0) { opt.out = strdup(slash ? opt.resume : "."); if (slash) ((char*)opt.out)[slash - opt.resume] = '\0'; }
+        if (opt.resume[0] && out->set == 0) {
+            opt.out = strdup(slash ? opt.resume : ".");
+            if (slash) ((char*)opt.out)[slash - opt.resume] = '\0';
+        }
     }
     int training = !opt.eval && !opt.generate;
     if (opt.min_lr < 0) opt.min_lr = opt.lr / 10;
     if (opt.warmup < 0) opt.warmup = opt.steps / 10 < 100 ? opt.steps / 10 : 100;
     if (opt.min_lr > opt.lr) die("--min-lr %g is above --lr %g", opt.min_lr, opt.lr);
     if (opt.warmup > opt.steps) die("--warmup %d is longer than --steps %d", opt.warmup, opt.steps);
-    if ((double)opt.batch * opt.seq > INT32_MAX) die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches", opt.batch, opt.seq);
-    if (opt.task && (opt.train[0] || opt.val[0])) die("--task generates its sequences: leave --train and --val out, or --task");
+    if ((double)opt.batch * opt.seq > INT32_MAX)
+        die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches",
+            opt.batch, opt.seq);
+    if (opt.task && (opt.train[0] || opt.val[0]))
+        die("--task generates its sequences: leave --train and --val out, or --task");
     config_check(c);
     if (opt.prompt[0] && !opt.tokenizer[0]) die("--prompt needs a --tokenizer to turn it into tokens");
-    if (training && !opt.plan && !opt.train[0] && !opt.task) die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
+    if (training && !opt.plan && !opt.train[0] && !opt.task)
+        die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
     if (opt.eval && !opt.val[0] && !opt.task) die("--eval needs --val FILES");
 
     // the vocabulary: --vocab, else the tokenizer's, else the preset's, else the data's, else GPT-2's
@@ -4206,7 +4451,8 @@ int main(int argc, char** argv) {
     if (opt.tokenizer[0]) {
         tokenizer_load(&tokenizer, opt.tokenizer);
         if (vocab->set < 2) c->vocab = tokenizer.vocab;
-        if (tokenizer.vocab > c->vocab) die("%s has %d tokens, the model --vocab %d", opt.tokenizer, tokenizer.vocab, c->vocab);
+        if (tokenizer.vocab > c->vocab)
+            die("%s has %d tokens, the model --vocab %d", opt.tokenizer, tokenizer.vocab, c->vocab);
     } else if (vocab->set == 0 && opt.task) c->vocab = 64;
     else if (vocab->set == 0 && (opt.train[0] || opt.val[0])) {
         DataLoader look;
@@ -4243,11 +4489,13 @@ int main(int argc, char** argv) {
     }
     char text[128];
     config_describe(c);
-    printf(" | %zu parameters | %s on %s\n", model_parameters(&m), sizeof(floatX) == 2 ? "bf16" : use_tf32 ? "tf32" : "fp32", device_name);
+    printf(" | %zu parameters | %s on %s\n",
+           model_parameters(&m), sizeof(floatX) == 2 ? "bf16" : use_tf32 ? "tf32" : "fp32", device_name);
     if (training) {
         if (!opt.task) printf("train %zu tokens", data.num_tokens);
         if (has_val && !opt.task) printf(" | val %zu tokens, %zu batches | ", val.num_tokens, val.num_batches);
-        printf("a step is %d x %d x %d = %.0f tokens\n", opt.accum, opt.batch, opt.seq, (double)opt.accum * opt.batch * opt.seq);
+        printf("a step is %d x %d x %d = %.0f tokens\n",
+               opt.accum, opt.batch, opt.seq, (double)opt.accum * opt.batch * opt.seq);
         int stopped = opt.steps > 0 ? train(&m, &data, has_val ? &val : NULL, tok, done) : 0;
         if (stopped) return 128 + stopped;
     }

@@ -37,9 +37,9 @@
 // Reading order: the scan (the heart), level_forward, block_forward, model_forward; then their backwards; head_loss
 // for how the vocabulary is kept out of memory; main last. Choices where the paper is silent are marked [fill].
 //
-// Measured (2 cores of a Xeon with AVX-512, gcc 12; `make bench` prints it): a step of harmonic-28m on 16,384 tokens takes
-// 8.1 s, 51% of the machine's multiply-add peak; 84% of it is the head. Matrix products run at 63% to 85% of that peak,
-// the scans at 69% and 85% of the bandwidth of copying. 490 us a token at 1 x 65,536 tokens, 492 at 64 x 1,024.
+// Measured (2 cores of a Xeon with AVX-512, gcc 12; `make bench` prints it): a step of harmonic-28m on 16,384 tokens
+// takes 8.1 s, 51% of the machine's multiply-add peak; 84% of it is the head. Matrix products run at 63% to 85% of that
+// peak, the scans at 69% and 85% of the bandwidth of copying. 490 us a token at 1 x 65,536 tokens, 492 at 64 x 1,024.
 //
 // Build and run:   make run        Everything it can do:   ./build/cpu/train_harmonic --help
 
@@ -136,8 +136,8 @@ static void flush_denormals_here(void) {
 #endif
 }
 
-// All threads do. gcc's OpenMP lets every thread keep its own setting; clang's sets all to the caller's at each parallel
-// region, and undoes what the region changed.
+// All threads do. gcc's OpenMP lets every thread keep its own setting; clang's sets all to the caller's at each
+// parallel region, and undoes what the region changed.
 static void flush_denormals(void) {
     flush_denormals_here();
     #pragma omp parallel
@@ -146,8 +146,8 @@ static void flush_denormals(void) {
 
 // e^x to 8e-8 relative, as arithmetic that the compiler turns into vector instructions (libm's expf stays scalar and is
 // ten times slower). x = n ln 2 + r with |r| <= ln(2)/2; e^r is its Taylor series, 2^n goes straight into the exponent
-// bits. x is held inside [-87, 87], where neither e^x nor e^-x leaves a float's range; NaN stays NaN. Gradient checks, in
-// double, use libm's.
+// bits. x is held inside [-87, 87], where neither e^x nor e^-x leaves a float's range; NaN stays NaN.
+// Gradient checks, in double, use libm's.
 static inline real fast_exp(real x) {
     x = x < -87 ? -87 : x > 87 ? 87 : x;
     if (sizeof(real) == 8) return exp(x);
@@ -169,11 +169,11 @@ static inline real fast_tanh(real x) { return 1 - 2 / (1 + fast_exp(2 * x)); }
 // dY W (dX) and dYᵀ X (dW), and a part of a matrix is a pointer and the whole matrix's stride.
 //
 // A CPU core can do two 16-wide multiply-adds a cycle but load only two vectors, so numbers must be used many times
-// once loaded. A block of B (KC x NC) is copied ("packed") into panels of NR columns, in the order in which they are read
-// and zero-padded at the edge, and `matmul_tile` keeps an MR x NR corner of C in registers for all k of the block: MR + 2
-// loads serve 2 MR multiply-adds. A is read where it stands if its rows are contiguous; else MR rows at a time are packed.
-// An element of C is summed by one thread in the order of k, whatever the number of threads. Threads that already share
-// out work among themselves may call it too: each then has a block of its own, and computes alone.
+// once loaded. A block of B (KC x NC) is copied ("packed") into panels of NR columns, in the order in which they are
+// read and zero-padded at the edge, and `matmul_tile` keeps an MR x NR corner of C in registers for all k of the block:
+// MR + 2 loads serve 2 MR multiply-adds. A is read where it stands if its rows are contiguous; else MR rows at a time
+// are packed. An element of C is summed by one thread in the order of k, whatever the number of threads. Threads that
+// already share out work among themselves may call it too: each then has a block of its own, and computes alone.
 #ifdef __AVX512F__
 enum { VECTOR_BYTES = 64, MR = 8 };     // 2 x 8 of 32 registers hold C
 #else
@@ -183,7 +183,8 @@ enum { NR = 2 * VECTOR_BYTES / sizeof(real), KC = 256, NC = 1024 };
 typedef real vector __attribute__((vector_size(VECTOR_BYTES)));
 
 // out(h,NR) = sum_k a(i,k) b(k,NR), or += with add; a(i,k) = a[i*ai + k*ak], h <= MR, out and b aligned.
-static inline void matmul_tile(real* out, const real* a, size_t ai, size_t ak, size_t h, const real* b, size_t K, int add) {
+static inline void matmul_tile(real* out, const real* a, size_t ai, size_t ak, size_t h,
+                               const real* b, size_t K, int add) {
     vector sum[MR][2] = {{{0}}};
     const real* row[MR];
     for (size_t i = 0; i < MR; i++) row[i] = a + smin(i, h - 1) * ai;      // past the end: the last row again
@@ -225,15 +226,21 @@ static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, si
                 const real* b = B + k0 * bk + (j0 + j) * bj;
                 real* p = packed + j * kc;
                 size_t w = smin(NR, n - j);
-                if (bj == 1) for (size_t k = 0; k < kc; k++) for (size_t q = 0; q < NR; q++) p[k * NR + q] = q < w ? b[k * bk + q] : 0;
-                else         for (size_t q = 0; q < NR; q++) for (size_t k = 0; k < kc; k++) p[k * NR + q] = q < w ? b[k * bk + q * bj] : 0;
+                if (bj == 1)
+                    for (size_t k = 0; k < kc; k++)
+                        for (size_t q = 0; q < NR; q++) p[k * NR + q] = q < w ? b[k * bk + q] : 0;
+                else
+                    for (size_t q = 0; q < NR; q++)
+                        for (size_t k = 0; k < kc; k++) p[k * NR + q] = q < w ? b[k * bk + q * bj] : 0;
             }
             real a[KC * MR] __attribute__((aligned(64))), out[MR * NR] __attribute__((aligned(64)));
             #pragma omp for
             for (size_t i = 0; i < M; i += MR) {
                 const real* s = A + i * ai + k0 * ak;
                 size_t h = smin(MR, M - i);
-                if (ak != 1) for (size_t k = 0; k < kc; k++) for (size_t q = 0; q < MR; q++) a[k * MR + q] = q < h ? s[q * ai + k * ak] : 0;
+                if (ak != 1)
+                    for (size_t k = 0; k < kc; k++)
+                        for (size_t q = 0; q < MR; q++) a[k * MR + q] = q < h ? s[q * ai + k * ak] : 0;
                 for (size_t j = 0; j < n; j += NR) {
                     if (ak == 1) matmul_tile(out, s, ai, 1, h, packed + j * kc, kc, 0);
                     else         matmul_tile(out, a, 1, MR, h, packed + j * kc, kc, 0);
@@ -253,7 +260,7 @@ static void matmul(real* C, const real* A, const real* B, size_t M, size_t N, si
 // layers. `rows` is B*T. Loops are split over rows or over fixed blocks of channels, never by the number of threads,
 // so that results do not depend on it.
 
-enum { BLOCK = 128 };           // channels that one thread takes at a time: 512 bytes in a row keep the prefetcher going
+enum { BLOCK = 128 };       // channels that one thread takes at a time: 512 bytes in a row keep the prefetcher going
 
 // x(rows,C) = scale * wte(V,C)[tokens(rows)]
 static void embedding_forward(real* x, const int* tokens, const real* wte, real scale, size_t rows, size_t C) {
@@ -285,7 +292,8 @@ static void sum_rows(real* out, const real* x, size_t rows, size_t C) {
 
 // out(rows,OC) = inp(rows,IC) wᵀ + bias, w (OC,IC) with row stride ldw >= IC, so that w may be some columns of a wider
 // matrix: W [x ; e] is computed as W_left x + W_right e (add = 1 for the second), and nothing is concatenated.
-static void linear_forward(real* out, const real* inp, const real* w, const real* bias, size_t rows, size_t IC, size_t OC, size_t ldw, int add) {
+static void linear_forward(real* out, const real* inp, const real* w, const real* bias,
+                           size_t rows, size_t IC, size_t OC, size_t ldw, int add) {
     matmul(out, inp, w, rows, OC, IC, OC, IC, 1, 1, ldw, add);
     if (!bias) return;
     #pragma omp parallel for
@@ -293,7 +301,7 @@ static void linear_forward(real* out, const real* inp, const real* w, const real
         for (size_t o = 0; o < OC; o++) out[r * OC + o] += bias[o];
 }
 
-// out = inp wᵀ + bias  =>  dinp = dout w,  dw = doutᵀ inp,  dbias = sum of dout's rows. All are added to; NULL: not wanted.
+// out = inp wᵀ + bias  =>  dinp = dout w,  dw = doutᵀ inp,  dbias = sum of dout's rows. Added to; NULL: not wanted.
 static void linear_backward(real* dinp, real* dw, real* dbias, const real* dout, const real* inp, const real* w,
                             size_t rows, size_t IC, size_t OC, size_t ldw) {
     if (dinp) matmul(dinp, dout, w, rows, IC, OC, IC, OC, 1, ldw, 1, 1);
@@ -318,9 +326,10 @@ static void silu_backward(real* d, const real* z, size_t rows, size_t C) {
         }
 }
 
-// out = (x - mean) rstd w + b over each row of x (rows,C); mean, rstd (rows) are kept for the backward. With w = b = NULL
-// it is n(.), the norm without parameters. eps 1e-5 keeps a constant row finite.
-static void layernorm_forward(real* out, real* mean, real* rstd, const real* x, const real* w, const real* b, size_t rows, size_t C) {
+// out = (x - mean) rstd w + b over each row of x (rows,C); mean, rstd (rows) are kept for the backward. With
+// w = b = NULL it is n(.), the norm without parameters. eps 1e-5 keeps a constant row finite.
+static void layernorm_forward(real* out, real* mean, real* rstd, const real* x, const real* w,
+                              const real* b, size_t rows, size_t C) {
     #pragma omp parallel for
     for (size_t r = 0; r < rows; r++) {
         const real* xr = x + r * C;
@@ -338,10 +347,10 @@ static void layernorm_forward(real* out, real* mean, real* rstd, const real* x, 
     }
 }
 
-// With n = (x - mean) rstd, g = dout w:  dx = rstd (g - mean(g) - n mean(g n)), since moving x along the constant row or
-// along n itself changes nothing in n.  dw = sum over rows of dout n,  db = sum of dout.  All are added to.
-static void layernorm_backward(real* dx, real* dw, real* db, const real* dout, const real* x, const real* mean, const real* rstd,
-                               const real* w, size_t rows, size_t C) {
+// With n = (x - mean) rstd, g = dout w:  dx = rstd (g - mean(g) - n mean(g n)), since moving x along the constant row
+// or along n itself changes nothing in n.  dw = sum over rows of dout n,  db = sum of dout.  All are added to.
+static void layernorm_backward(real* dx, real* dw, real* db, const real* dout, const real* x, const real* mean,
+                               const real* rstd, const real* w, size_t rows, size_t C) {
     #pragma omp parallel for
     for (size_t r = 0; r < rows; r++) {
         const real *xr = x + r * C, *d = dout + r * C;
@@ -375,7 +384,8 @@ static void layernorm_backward(real* dx, real* dw, real* db, const real* dout, c
 // s, ga, gb (B,T,C); s_{-1} is s0 (B,C). 1 - A_t is computed as (1 - hi) + (hi - lo) σ(-ga_t): in the slow band, where
 // A is 0.999, the difference 1 - A would lose three of float's seven digits.
 // Sequences and channels are independent, so threads share them out; time itself is walked in order.
-static void scan_forward(real* s, const real* ga, const real* gb, const real* s0, double lo, double hi, size_t B, size_t T, size_t C) {
+static void scan_forward(real* s, const real* ga, const real* gb, const real* s0,
+                         double lo, double hi, size_t B, size_t T, size_t C) {
     real low = lo, width = hi - lo, rest = 1 - hi;
     #pragma omp parallel for collapse(2)
     for (size_t b = 0; b < B; b++)
@@ -402,8 +412,8 @@ static void scan_forward(real* s, const real* ga, const real* gb, const real* s0
 //     dgb_t = G_t (1 - A_t) (1 - tanh²(gb_t))
 //     dga_t = dA_t (hi - lo) σ (1 - σ)
 // dga, dgb (B,T,C) are written. s0 gets no gradient: a carried state is cut off from the past that made it.
-static void scan_backward(real* dga, real* dgb, const real* ds, const real* s, const real* ga, const real* gb, const real* s0,
-                          double lo, double hi, size_t B, size_t T, size_t C) {
+static void scan_backward(real* dga, real* dgb, const real* ds, const real* s, const real* ga, const real* gb,
+                          const real* s0, double lo, double hi, size_t B, size_t T, size_t C) {
     real low = lo, width = hi - lo, rest = 1 - hi;
     #pragma omp parallel for collapse(2)
     for (size_t b = 0; b < B; b++)
@@ -425,13 +435,13 @@ static void scan_backward(real* dga, real* dgb, const real* ds, const real* s, c
     }
 }
 
-// The head and the loss, forward and backward in one pass over HEAD_ROWS rows at a time, so that the logits, the largest
-// thing in the model, exist only for those rows: memory does not grow with T V.
+// The head and the loss, forward and backward in one pass over HEAD_ROWS rows at a time, so that the logits, the
+// largest thing in the model, exist only for those rows: memory does not grow with T V.
 //     logits = y headᵀ      loss = mean over rows with target >= 0 of  log sum_v e^logit_v - logit_target
 //     dlogits = (softmax - onehot(target)) / count         dy = dlogits head      dhead += dlogitsᵀ y
-// y, dy (rows,C), head, dhead (V,C), targets (rows), logits (HEAD_ROWS,V) scratch. dy == NULL: loss only. dy is written,
-// dhead is added to; `scale` multiplies both (1/accum). Returns the mean loss in nats (0 where no row has a target);
-// *counted and *correct receive the number of targets, and of those that had the largest logit.
+// y, dy (rows,C), head, dhead (V,C), targets (rows), logits (HEAD_ROWS,V) scratch. dy == NULL: loss only. dy is
+// written, dhead is added to; `scale` multiplies both (1/accum). Returns the mean loss in nats (0 where no row has a
+// target); *counted and *correct receive the number of targets, and of those that had the largest logit.
 enum { HEAD_ROWS = 512 };
 static double head_loss(real* dy, real* dhead, const real* y, const real* head, const int* targets, real* logits,
                         double scale, size_t rows, size_t C, size_t V, size_t* counted, size_t* correct) {
@@ -523,15 +533,16 @@ static real* take(Table* t, real* base, size_t rows, size_t cols, int init, doub
     x->shape[0] = rows;
     x->shape[1] = cols;
     x->size = rows * (cols ? cols : 1);
-    if ((double)t->total + (double)x->size > 1e18) die("%s would have more than 10^18 numbers: no machine can hold this model", x->name);
+    if ((double)t->total + (double)x->size > 1e18)
+        die("%s would have more than 10^18 numbers: no machine can hold this model", x->name);
     x->offset = t->total;
     t->total += (x->size + 15) / 16 * 16;       // every tensor starts on a cache line
     return base ? base + x->offset : NULL;
 }
 
 typedef struct { real *wa1, *ba1, *wa2, *ba2, *wb1, *bb1, *wb2, *bb2, *ln_w, *ln_b; } LevelParams;
-typedef struct { LevelParams level[3]; real *p1, *p2, *norm_w, *norm_b; } BlockParams;     // norms: only with layers > 1
-typedef struct { real *wte, *head, *lnf_w, *lnf_b; BlockParams* block; } Params;           // tied: head == wte
+typedef struct { LevelParams level[3]; real *p1, *p2, *norm_w, *norm_b; } BlockParams;    // norms: only with layers > 1
+typedef struct { real *wte, *head, *lnf_w, *lnf_b; BlockParams* block; } Params;          // tied: head == wte
 
 // Lays the parameters (or their gradients: the same shapes) out at base. Initial values [fill, measured]: embedding
 // N(0,1), linear weights and biases U(±fan_in^-½), norms 1 and 0. With smaller weights the states of level 1 start so
@@ -594,7 +605,7 @@ typedef struct {
     Table table, states;                // states: what --stateful and model_step carry on, (B,C) each
     real *memory, *state_memory;
     BlockActs* block;
-    real *out, *y, *y_mean, *y_rstd;    // (R,C): what leaves the last block; LayerNorm of it (one layer: y is out itself)
+    real *out, *y, *y_mean, *y_rstd;    // (R,C): what leaves the last block; LayerNorm of it (one layer: y is out)
     real *u;                            // (R,2C) scratch: silu(z)
     real *logits;                       // (min(R, HEAD_ROWS), V) scratch
     real *dy, *dout, *dx, *dh[3];       // (R,C) gradients, only for training; du (R,2C)
@@ -682,7 +693,8 @@ static void model_layout(Model* m, const Config* c, int B, int T, int train) {
     m->g.block = (BlockParams*)calloc(c->layers, sizeof(BlockParams));
     m->acts.block = (BlockActs*)calloc(c->layers, sizeof(BlockActs));
     m->step.block = (BlockActs*)calloc(c->layers, sizeof(BlockActs));
-    if (!m->p.block || !m->g.block || !m->acts.block || !m->step.block) die("not enough memory for %d layers", c->layers);
+    if (!m->p.block || !m->g.block || !m->acts.block || !m->step.block)
+        die("not enough memory for %d layers", c->layers);
     m->acts.B = B;
     m->acts.T = T;
     m->step.B = m->step.T = 1;
@@ -733,7 +745,7 @@ static size_t thread_bytes(const Model* m) { (void)m; return 0; }
 // Bytes that every token of a generated text leaves behind: nothing, the state has one size.
 static size_t token_bytes(const Model* m) { (void)m; return 0; }
 
-// Number of parameters, and multiply-adds x 2 x 3 (forward, and two products backward) of all matrix products per token.
+// Number of parameters, and multiply-adds x 2 x 3 (forward, and two products backward) of all matrix products a token.
 static size_t model_parameters(const Model* m) {
     size_t n = 0;
     for (int i = 0; i < m->table.count; i++) n += m->table.tensors[i].size;
@@ -751,7 +763,8 @@ static void model_init(Model* m, uint64_t seed) {
         const Tensor* t = &m->table.tensors[i];
         real* p = m->param_memory + t->offset;
         for (size_t k = 0; k < t->size; k++)
-            p[k] = t->init == NORMAL ? t->scale * rng_normal(&seed) : t->init == UNIFORM ? t->scale * (2 * rng_uniform(&seed) - 1) : t->scale;
+            p[k] = t->init == NORMAL ? t->scale * rng_normal(&seed)
+                   : t->init == UNIFORM ? t->scale * (2 * rng_uniform(&seed) - 1) : t->scale;
     }
 }
 
@@ -770,8 +783,9 @@ static void gate_forward(real* g, real* z, real* u, const real* x, const real* n
 }
 
 // The lines of gate_forward, last one first. dx, dne and the d-parameters are added to.
-static void gate_backward(real* dx, real* dne, real* dw1, real* db1, real* dw2, real* db2, real* du, real* u, const real* dg,
-                          const real* z, const real* x, const real* ne, const real* w1, const real* w2, size_t R, size_t C) {
+static void gate_backward(real* dx, real* dne, real* dw1, real* db1, real* dw2, real* db2, real* du, real* u,
+                          const real* dg, const real* z, const real* x, const real* ne, const real* w1,
+                          const real* w2, size_t R, size_t C) {
     size_t in = ne ? 2 * C : C;
     silu_forward(u, z, R, 2 * C);                               // u again, instead of keeping it
     memset(du, 0, R * 2 * C * sizeof(real));
@@ -782,7 +796,8 @@ static void gate_backward(real* dx, real* dne, real* dw1, real* db1, real* dw2, 
 }
 
 // One level:  A and b from the two gates, s from the scan, h = LayerNorm(s).
-static void level_forward(LevelActs* a, const LevelParams* p, const real* x, real* u, double lo, double hi, size_t B, size_t T, size_t C) {
+static void level_forward(LevelActs* a, const LevelParams* p, const real* x, real* u,
+                          double lo, double hi, size_t B, size_t T, size_t C) {
     size_t R = B * T;
     gate_forward(a->ga, a->za, u, x, a->ne, p->wa1, p->ba1, p->wa2, p->ba2, R, C);
     gate_forward(a->gb, a->zb, u, x, a->ne, p->wb1, p->bb1, p->wb2, p->bb2, R, C);
@@ -791,8 +806,9 @@ static void level_forward(LevelActs* a, const LevelParams* p, const real* x, rea
 }
 
 // dh comes in; dx and dne (NULL at level 1) are added to.
-static void level_backward(real* dx, real* dne, LevelParams* g, const real* dh, const LevelActs* a, const LevelParams* p, const real* x,
-                           Acts* scratch, double lo, double hi, size_t B, size_t T, size_t C) {
+static void level_backward(real* dx, real* dne, LevelParams* g, const real* dh, const LevelActs* a,
+                           const LevelParams* p, const real* x, Acts* scratch,
+                           double lo, double hi, size_t B, size_t T, size_t C) {
     size_t R = B * T;
     real *ds = scratch->ds, *dga = scratch->dga, *dgb = scratch->dgb, *du = scratch->du, *u = scratch->u;
     memset(ds, 0, R * C * sizeof(real));
@@ -802,10 +818,12 @@ static void level_backward(real* dx, real* dne, LevelParams* g, const real* dh, 
     gate_backward(dx, dne, g->wa1, g->ba1, g->wa2, g->ba2, du, u, dga, a->za, x, a->ne, p->wa1, p->wa2, R, C);
 }
 
-// Three levels. Before levels 2 and 3 comes the prediction error (l counts from 0, so h_l is level[l-1].h and h_0 is x):
+// Three levels. Before levels 2 and 3 comes the prediction error
+// (l counts from 0, so h_l is level[l-1].h and h_0 is x):
 //     e_l = h_{l-1} - h_l P_lᵀ,   ne = n(e_l)          or with --error off    ne = n(h_l)
 // out (R,C) = h_1 + h_2 + h_3 (+ residual, where there is one).
-static void block_forward(real* out, const real* residual, BlockActs* a, const BlockParams* p, real* u, const Config* c, size_t B, size_t T) {
+static void block_forward(real* out, const real* residual, BlockActs* a, const BlockParams* p, real* u,
+                          const Config* c, size_t B, size_t T) {
     size_t C = c->channels, R = B * T;
     const real* x = a->nx;
     for (int l = 0; l < 3; l++) {
@@ -831,7 +849,8 @@ static void block_forward(real* out, const real* residual, BlockActs* a, const B
 // Levels 3, 2, 1. dh_l collects dout, what e_{l+1} asks of h_l as its target, and what e_l asks of it as the predictor:
 //     dh_{l-1} += de_l        dh_l += -de_l P_l        dP_l += -de_lᵀ h_l        (h_0 = x)
 // dx (R,C) is added to.
-static void block_backward(real* dx, BlockParams* g, const real* dout, BlockActs* a, const BlockParams* p, Acts* scratch, const Config* c, size_t B, size_t T) {
+static void block_backward(real* dx, BlockParams* g, const real* dout, BlockActs* a, const BlockParams* p,
+                           Acts* scratch, const Config* c, size_t B, size_t T) {
     size_t C = c->channels, R = B * T, bytes = R * C * sizeof(real);
     real **dh = scratch->dh, *dne = scratch->dne, *de = scratch->ds;       // ds is free again once a level is done
     for (int l = 0; l < 3; l++) memcpy(dh[l], dout, bytes);
@@ -848,7 +867,8 @@ static void block_backward(real* dx, BlockParams* g, const real* dout, BlockActs
             #pragma omp parallel for
             for (size_t r = 0; r < R; r++)
                 for (size_t i = r * C; i < (r + 1) * C; i++) { dtarget[i] += de[i]; de[i] = -de[i]; }
-            linear_backward(dh[l - 1], l == 1 ? g->p1 : g->p2, NULL, de, a->level[l - 1].h, l == 1 ? p->p1 : p->p2, R, C, C, C);
+            linear_backward(dh[l - 1], l == 1 ? g->p1 : g->p2, NULL, de, a->level[l - 1].h,
+                            l == 1 ? p->p1 : p->p2, R, C, C, C);
         } else if (l > 0) {
             layernorm_backward(dh[l - 1], NULL, NULL, dne, q->e, q->e_mean, q->e_rstd, NULL, R, C);
         }
@@ -864,7 +884,8 @@ static void acts_forward(Acts* a, const Params* p, const Config* c, const int* t
     embedding_forward(a->block[0].x, tokens, p->wte, embedding_scale(c), R, C);
     for (int n = 0; n < c->layers; n++) {
         BlockActs* b = &a->block[n];
-        if (c->layers > 1) layernorm_forward(b->nx, b->nx_mean, b->nx_rstd, b->x, p->block[n].norm_w, p->block[n].norm_b, R, C);
+        if (c->layers > 1)
+            layernorm_forward(b->nx, b->nx_mean, b->nx_rstd, b->x, p->block[n].norm_w, p->block[n].norm_b, R, C);
         if (carry) for (int l = 0; l < 3; l++) memcpy(b->level[l].s0, b->level[l].state, B * C * sizeof(real));
         real* out = n + 1 < c->layers ? a->block[n + 1].x : a->out;
         block_forward(out, c->layers > 1 ? b->x : NULL, b, &p->block[n], a->u, c, B, T);
@@ -898,7 +919,8 @@ static void model_backward(Model* m) {
         memset(a->dx, 0, bytes);
         block_backward(a->dx, &m->g.block[n], a->dout, b, &m->p.block[n], a, c, a->B, a->T);
         if (c->layers > 1)              // x + block(LayerNorm(x)): dout stays for the x, and the norm's share is added
-            layernorm_backward(a->dout, m->g.block[n].norm_w, m->g.block[n].norm_b, a->dx, b->x, b->nx_mean, b->nx_rstd, m->p.block[n].norm_w, R, C);
+            layernorm_backward(a->dout, m->g.block[n].norm_w, m->g.block[n].norm_b, a->dx, b->x, b->nx_mean, b->nx_rstd,
+                               m->p.block[n].norm_w, R, C);
     }
     embedding_backward(m->g.wte, m->tokens, c->layers > 1 ? a->dout : a->dx, embedding_scale(c), R, C);
 }
@@ -907,7 +929,8 @@ static void model_zero_grad(Model* m) { memset(m->grad_memory, 0, m->table.total
 
 // out (n,V) = logits of rows row .. row+n-1 of the last model_forward.
 static void model_logits(Model* m, size_t row, size_t n, real* out) {
-    linear_forward(out, m->acts.y + row * m->config.channels, m->p.head, NULL, n, m->config.channels, m->config.vocab, m->config.channels, 0);
+    linear_forward(out, m->acts.y + row * m->config.channels, m->p.head, NULL, n, m->config.channels, m->config.vocab,
+                   m->config.channels, 0);
 }
 
 // Zeroes carried states: all of them, or those of the streams b with reset[b] (NULL: all).
@@ -915,7 +938,8 @@ static void model_reset(Acts* a, const int* reset) {
     for (int i = 0; i < a->states.count; i++) {
         const Tensor* t = &a->states.tensors[i];
         size_t width = t->size / t->shape[0];
-        for (int b = 0; b < a->B; b++) if (!reset || reset[b]) memset(a->state_memory + t->offset + b * width, 0, width * sizeof(real));
+        for (int b = 0; b < a->B; b++)
+            if (!reset || reset[b]) memset(a->state_memory + t->offset + b * width, 0, width * sizeof(real));
     }
 }
 
@@ -923,7 +947,8 @@ static void model_reset(Acts* a, const int* reset) {
 // the text. Returns the logits (V) of what comes next. model_reset(&m->step, NULL) starts a new text.
 static const real* model_step(Model* m, int token) {
     acts_forward(&m->step, &m->p, &m->config, &token, 1);
-    linear_forward(m->step.logits, m->step.y, m->p.head, NULL, 1, m->config.channels, m->config.vocab, m->config.channels, 0);
+    linear_forward(m->step.logits, m->step.y, m->p.head, NULL, 1, m->config.channels, m->config.vocab,
+                   m->config.channels, 0);
     return m->step.logits;
 }
 
@@ -938,7 +963,8 @@ static double grad_norm(const Model* m) {
     #pragma omp parallel for
     for (size_t k = 0; k < pieces; k++) {
         double sum = 0;
-        for (size_t i = k * PIECE; i < smin(m->table.total, (k + 1) * PIECE); i++) sum += (double)m->grad_memory[i] * m->grad_memory[i];
+        for (size_t i = k * PIECE; i < smin(m->table.total, (k + 1) * PIECE); i++)
+            sum += (double)m->grad_memory[i] * m->grad_memory[i];
         sums[k] = sum;
     }
     for (size_t k = 0; k < pieces; k++) total += sums[k];
@@ -946,9 +972,9 @@ static double grad_norm(const Model* m) {
     return sqrt(total);
 }
 
-// AdamW (Loshchilov & Hutter 2019), beta (0.9, 0.95), eps 1e-8, with the gradient scaled down to norm `clip` first (0: never).
-// Weight decay goes to the tensors whose table entry says so. Returns the norm before clipping; if it is not finite,
-// nothing is changed.
+// AdamW (Loshchilov & Hutter 2019), beta (0.9, 0.95), eps 1e-8, with the gradient scaled down to norm `clip` first
+// (0: never). Weight decay goes to the tensors whose table entry says so. Returns the norm before clipping; if it is
+// not finite, nothing is changed.
 static double model_update(Model* m, double lr, double weight_decay, double clip) {
     double norm = grad_norm(m);
     if (!isfinite(norm)) return norm;
@@ -958,7 +984,8 @@ static double model_update(Model* m, double lr, double weight_decay, double clip
     real correct1 = 1 / (1 - pow(beta1, m->updates)), correct2 = 1 / (1 - pow(beta2, m->updates));
     for (int k = 0; k < m->table.count; k++) {
         const Tensor* t = &m->table.tensors[k];
-        real *p = m->param_memory + t->offset, *g = m->grad_memory + t->offset, *am = m->adam_m + t->offset, *av = m->adam_v + t->offset;
+        real *p = m->param_memory + t->offset, *g = m->grad_memory + t->offset, *am = m->adam_m + t->offset,
+             *av = m->adam_v + t->offset;
         real rate = lr, shrink = 1 - (t->decay ? lr * weight_decay : 0);
         #pragma omp parallel for schedule(static, 4096)
         for (size_t i = 0; i < t->size; i += 16)
@@ -1005,15 +1032,17 @@ static int sample_token(const real* logits, real* scratch, int V, double tempera
         floor = scratch[top_k - 1];
     }
     double sum = 0;
-    for (int v = 0; v < V; v++) sum += scratch[v] = logits[v] >= floor ? exp((double)(logits[v] - logits[best]) / temperature) : 0;
+    for (int v = 0; v < V; v++)
+        sum += scratch[v] = logits[v] >= floor ? exp((double)(logits[v] - logits[best]) / temperature) : 0;
     double u = rng_uniform(rng) * sum;
     for (int v = 0; v < V; v++) if ((u -= scratch[v]) < 0) return v;
     return best;
 }
 
-// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is what model_step carries
-// on. Without a prompt the text begins after the end-of-text token, or after a newline.
-static void generate(Model* m, const Tokenizer* tok, const char* prompt, int length, double temperature, int top_k, uint64_t seed) {
+// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is what model_step
+// carries on. Without a prompt the text begins after the end-of-text token, or after a newline.
+static void generate(Model* m, const Tokenizer* tok, const char* prompt,
+                     int length, double temperature, int top_k, uint64_t seed) {
     int V = m->config.vocab, *ids = NULL;
     size_t count = 0;
     real* scratch = (real*)allocate(V * sizeof(real), "sampling");
@@ -1047,7 +1076,8 @@ static struct {
     double lr, min_lr, weight_decay, clip, temperature;
 } opt;
 
-// Every flag of the command line: where its value goes, how --resume treats it, its range, default and meaning (dev/options.h).
+// Every flag of the command line: where its value goes, how --resume treats it, its range,
+// default and meaning (dev/options.h).
 static Option option_table[] = {
     {"preset",       's', ' ', &opt.preset, 0, 0, "NAME", "", "sizes of a published model; see the list below", 0},
     {"plan",         'b', ' ', &opt.plan, 0, 0, "", "", "print parameters, bytes and FLOPs, and stop", 0},
@@ -1093,23 +1123,28 @@ static Option option_table[] = {
 
 // Sizes of the paper [its batch x seq is 16,384 tokens a step; learning rates are our choice], and one for a laptop.
 static const Preset presets[] = {
-    {"harmonic-28m",  "--vocab 50257 --channels 256 --layers 1 --batch 16 --seq 1024 --steps 4000", "the paper's model: 27,965,952 parameters"},
-    {"harmonic-13m",  "--vocab 50257 --channels 128 --layers 1 --batch 16 --seq 1024 --steps 4000", "C = 128: 13,425,920 parameters"},
-    {"harmonic-60m",  "--vocab 50257 --channels 512 --layers 1 --batch 16 --seq 1024 --steps 4000", "C = 512: 60,388,352 parameters"},
-    {"harmonic-tiny", "--vocab 256 --channels 128 --layers 1 --batch 8 --seq 256 --steps 1200 --lr 6e-3", "bytes, a minute on a laptop"},
+    {"harmonic-28m",  "--vocab 50257 --channels 256 --layers 1 --batch 16 --seq 1024 --steps 4000",
+                      "the paper's model: 27,965,952 parameters"},
+    {"harmonic-13m",  "--vocab 50257 --channels 128 --layers 1 --batch 16 --seq 1024 --steps 4000",
+                      "C = 128: 13,425,920 parameters"},
+    {"harmonic-60m",  "--vocab 50257 --channels 512 --layers 1 --batch 16 --seq 1024 --steps 4000",
+                      "C = 512: 60,388,352 parameters"},
+    {"harmonic-tiny", "--vocab 256 --channels 128 --layers 1 --batch 8 --seq 256 --steps 1200 --lr 6e-3",
+                      "bytes, a minute on a laptop"},
 };
 
 // Refuses what contradicts itself.
 static void config_check(Config* c) {
     if (opt.task && c->stateful) die("--stateful needs a text that goes on; the sequences of --task stand alone");
-    if (c->stateful && opt.batches == 0 && option_given("batches")) die("--stateful reads contiguous streams: --batches random contradicts it");
+    if (c->stateful && opt.batches == 0 && option_given("batches"))
+        die("--stateful reads contiguous streams: --batches random contradicts it");
 }
 
 // The model in a few words, without an end of line.
 static void config_describe(const Config* c) {
     static const char* bands[] = {"caged", "flat", "flat-wide", "free"};
-    printf("harmonic | V %d, C %d, layers %d, %s bands, error %s%s%s", c->vocab, c->channels, c->layers, bands[c->bands],
-           c->error ? "on" : "off", c->tie ? ", tied" : "", c->stateful ? ", stateful" : "");
+    printf("harmonic | V %d, C %d, layers %d, %s bands, error %s%s%s", c->vocab, c->channels, c->layers,
+           bands[c->bands], c->error ? "on" : "off", c->tie ? ", tied" : "", c->stateful ? ", stateful" : "");
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -1151,7 +1186,8 @@ static void checkpoint_load(Model* m, const SafeTensors* s, int resume, int* ste
             safetensors_copy(s, name, memories[k] + t->offset, t->shape[0], t->shape[1]);
         }
     if (!resume) return;
-    const char *at = safetensors_metadata(s, "step"), *rng = safetensors_metadata(s, "rng"), *position = safetensors_metadata(s, "position");
+    const char *at = safetensors_metadata(s, "step"), *rng = safetensors_metadata(s, "rng"),
+               *position = safetensors_metadata(s, "position");
     if (!at || !rng || !position || atoi(at) < 0) die("%s does not say its step, rng and position", s->path);
     *step = m->updates = atoi(at);
     data->rng = strtoull(rng, NULL, 10);
@@ -1174,14 +1210,19 @@ static void dump(Model* m, DataLoader* data, const char* path) {
     int n = 0;
     e[n++] = entry("", "tokens", B, T, NULL);
     e[n++] = entry("", "targets", B, T, NULL);
-    for (int i = 0; i < 2; i++) { strcpy(e[i].dtype, "I32"); e[i].bytes = R * sizeof(int); e[i].data = i ? data->targets : data->tokens; }
+    for (int i = 0; i < 2; i++) {
+        strcpy(e[i].dtype, "I32");
+        e[i].bytes = R * sizeof(int);
+        e[i].data = i ? data->targets : data->tokens;
+    }
     e[n] = entry("", "logits", R, V, logits);
     e[n].ndim = 3; e[n].shape[0] = B; e[n].shape[1] = T; e[n].shape[2] = V;
     n++;
     e[n++] = entry("", "loss", 1, 0, &loss);
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < t->count; i++)
-            e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1], (k ? m->grad_memory : m->param_memory) + t->tensors[i].offset);
+            e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1],
+                           (k ? m->grad_memory : m->param_memory) + t->tensors[i].offset);
     int error = safetensors_write(path, "\"program\":\"" MODEL_NAME "\"", e, n);
     if (error) die("cannot write %s: %s", path, strerror(error));
     printf("dumped a batch, its logits, loss %.6f, parameters and gradients to %s\n", (double)loss, path);
@@ -1241,7 +1282,8 @@ static void print_plan(const Model* m, int threads) {
                init_names[t->init], t->scale, t->decay ? "yes" : "no");
     }
     size_t p = m->table.total * sizeof(real);
-    size_t a = (m->acts.table.total + m->acts.states.total) * sizeof(real), s = (m->step.table.total + m->step.states.total) * sizeof(real);
+    size_t a = (m->acts.table.total + m->acts.states.total) * sizeof(real),
+           s = (m->step.table.total + m->step.states.total) * sizeof(real);
     size_t work = thread_bytes(m), token = token_bytes(m), all = (m->train ? 4 * p : p) + a + s + threads * work;
     printf("parameters: %zu\n", model_parameters(m));
     printf("bytes: parameters %zu, gradients %zu, AdamW %zu, activations of %d x %d tokens %zu, of one token %zu\n",
@@ -1265,10 +1307,12 @@ static FILE* log_open(const char* path, int resumed, int step) {
     text_add(&kept, "step\ttrain_loss\tval_loss\tbits_per_token\tlr\tgrad_norm\tms\ttok_per_s\taccuracy\n");
     FILE* old = resumed ? fopen(path, "r") : NULL;
     char line[512];
-    while (old && fgets(line, sizeof line, old)) if (isdigit((unsigned char)line[0]) && atoi(line) <= step) text_add(&kept, "%s", line);
+    while (old && fgets(line, sizeof line, old))
+        if (isdigit((unsigned char)line[0]) && atoi(line) <= step) text_add(&kept, "%s", line);
     if (old) fclose(old);
     FILE* f = fopen(path, "w");
-    if (!f || fwrite(kept.chars, 1, kept.length, f) != kept.length || fflush(f) != 0) die("cannot write %s: %s", path, strerror(errno));
+    if (!f || fwrite(kept.chars, 1, kept.length, f) != kept.length || fflush(f) != 0)
+        die("cannot write %s: %s", path, strerror(errno));
     free(kept.chars);
     return f;
 }
@@ -1284,8 +1328,8 @@ static void make_folder(const char* path) {
     free(t.chars);
 }
 
-// Trains from step `done` + 1 to opt.steps: prints a line a step (on a terminal, one that is written over), logs the same
-// to out/log.tsv, validates, samples, saves. Ctrl-C ends it after the step in hand. Returns the signal, or 0.
+// Trains from step `done` + 1 to opt.steps: prints a line a step (on a terminal, one that is written over), logs the
+// same to out/log.tsv, validates, samples, saves. Ctrl-C ends it after the step in hand. Returns the signal, or 0.
 static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* tok, int done) {
     int resumed = opt.resume[0] != 0;
     Text log_path = {0}, model_path = {0};
@@ -1294,7 +1338,8 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
     make_folder(opt.out);
     if (!resumed && (access(log_path.chars, F_OK) == 0 || access(model_path.chars, F_OK) == 0))
         die("%s already holds a run: choose another --out, or delete it%s%s", opt.out,
-            access(model_path.chars, F_OK) == 0 ? ", or go on with --resume " : "", access(model_path.chars, F_OK) == 0 ? model_path.chars : "");
+            access(model_path.chars, F_OK) == 0 ? ", or go on with --resume " : "",
+            access(model_path.chars, F_OK) == 0 ? model_path.chars : "");
     struct statvfs disk;
     size_t needed = 3 * m->table.total * sizeof(real);
     if (opt.save_every >= 0 && statvfs(opt.out, &disk) == 0 && (double)disk.f_bavail * disk.f_frsize < needed)
@@ -1322,7 +1367,8 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
             if (!isfinite(l)) {
                 const char* where = not_finite(&m->table, m->param_memory);
                 if (!where) where = not_finite(&m->acts.table, m->acts.memory);
-                die("step %d: the loss is %f; the first tensor that is not finite: %s", step, l, where ? where : "none but the loss");
+                die("step %d: the loss is %f; the first tensor that is not finite: %s",
+                    step, l, where ? where : "none but the loss");
             }
             model_backward(m);
             loss += l / opt.accum;
@@ -1332,14 +1378,18 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
         double norm = model_update(m, lr, opt.weight_decay, opt.clip);
         if (!isfinite(norm)) {
             const char* where = not_finite(&m->table, m->grad_memory);
-            die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s", step, norm, where ? where : "none alone");
+            die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s",
+                step, norm, where ? where : "none alone");
         }
         double ms = 1e3 * (now() - start);
         long left = (long)((now() - started) / (step - done) * (opt.steps - step));
         int validate = val && (step == opt.steps || (opt.val_every && step % opt.val_every == 0));
-        int sample = opt.sample_every && step % opt.sample_every == 0, line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
-        printf("%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %ld:%02ld:%02ld", tty ? "\r\033[K" : "",
-               step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3, left / 3600, left / 60 % 60, left % 60);
+        int sample = opt.sample_every && step % opt.sample_every == 0,
+            line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
+        printf(
+            "%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %ld:%02ld:%02ld",
+            tty ? "\r\033[K" : "", step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3,
+            left / 3600, left / 60 % 60, left % 60);
         if (generated) printf(" | accuracy %.4f", counted ? correct / counted : 0);
         printf(line_ends ? "\n" : "");
         fflush(stdout);
@@ -1353,11 +1403,15 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
         fprintf(log_file, "\t%.6f\t%.6e\t%.6f\t%.1f\t%.0f\t", loss / log(2), lr, norm, ms, tokens / ms * 1e3);
         if (generated) fprintf(log_file, "%.4f", counted ? correct / counted : 0);
         fprintf(log_file, "\n");
-        if (fflush(log_file) != 0) fprintf(stderr, "warning: cannot write %s: %s; training goes on\n", log_path.chars, strerror(errno)), clearerr(log_file);
+        if (fflush(log_file) != 0)
+            fprintf(stderr, "warning: cannot write %s: %s; training goes on\n", log_path.chars, strerror(errno)),
+            clearerr(log_file);
         if (sample) generate(m, tok, opt.prompt, opt.sample_len, opt.temperature, opt.top_k, opt.seed + (uint64_t)step);
         if (opt.save_every > 0 && step % opt.save_every == 0 && step < opt.steps) {
             error = checkpoint_save(m, data, step, model_path.chars);
-            if (error) fprintf(stderr, "warning: cannot write %s: %s; what it held is untouched, training goes on\n", model_path.chars, strerror(error));
+            if (error)
+                fprintf(stderr, "warning: cannot write %s: %s; what it held is untouched, training goes on\n",
+                        model_path.chars, strerror(error));
         }
     }
     fclose(log_file);
@@ -1379,17 +1433,20 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
 static void open_data(DataLoader* d, const char* files, int mode, uint64_t seed) {
     if (opt.task) loader_task(d, opt.task == 1 ? "copy" : "recall", opt.batch, opt.seq, opt.config.vocab, seed);
     else loader_open(d, files, opt.batch, opt.seq, opt.config.vocab, mode, seed);
-    if (d->vocab > opt.config.vocab) die("%s was made with a vocabulary of %d tokens, the model has --vocab %d", files, d->vocab, opt.config.vocab);
+    if (d->vocab > opt.config.vocab)
+        die("%s was made with a vocabulary of %d tokens, the model has --vocab %d", files, d->vocab, opt.config.vocab);
 }
 
 #ifndef TESTING
 int main(int argc, char** argv) {
-    options_parse(option_table, sizeof option_table / sizeof *option_table, presets, sizeof presets / sizeof *presets, argc, argv);
+    options_parse(option_table, sizeof option_table / sizeof *option_table, presets,
+                  sizeof presets / sizeof *presets, argc, argv);
 #ifdef _OPENMP
     if (opt.threads > 0) omp_set_num_threads(opt.threads);
     int threads = omp_get_max_threads();
 #else
-    if (opt.threads > 1) die("--threads %d: this program was built without OpenMP and knows one thread only", opt.threads);
+    if (opt.threads > 1)
+        die("--threads %d: this program was built without OpenMP and knows one thread only", opt.threads);
     int threads = 1;
 #endif
     flush_denormals();
@@ -1399,24 +1456,32 @@ int main(int argc, char** argv) {
     const char* source = opt.resume[0] ? opt.resume : opt.init;
     SafeTensors file = {0};
     if (opt.resume[0] && opt.init[0]) die("--resume continues a run, --init starts a new one: give one of them");
-    if ((opt.eval || opt.generate) && !source[0]) die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
+    if ((opt.eval || opt.generate) && !source[0])
+        die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
     if (source[0]) {
         safetensors_read(&file, source);
         options_adopt(&file, MODEL_NAME, opt.resume[0] ? ADOPT_RUN : opt.eval ? ADOPT_SHAPE : ADOPT_MODEL);
         Option* out = option_find("out");
         char* slash = strrchr(opt.resume, '/');
-        if (opt.resume[0] && out->set == 0) { opt.out = strdup(slash ? opt.resume : "."); if (slash) ((char*)opt.out)[slash - opt.resume] = '\0'; }
+        if (opt.resume[0] && out->set == 0) {
+            opt.out = strdup(slash ? opt.resume : ".");
+            if (slash) ((char*)opt.out)[slash - opt.resume] = '\0';
+        }
     }
     int training = !opt.eval && !opt.generate;
     if (opt.min_lr < 0) opt.min_lr = opt.lr / 10;
     if (opt.warmup < 0) opt.warmup = opt.steps / 10 < 100 ? opt.steps / 10 : 100;
     if (opt.min_lr > opt.lr) die("--min-lr %g is above --lr %g", opt.min_lr, opt.lr);
     if (opt.warmup > opt.steps) die("--warmup %d is longer than --steps %d", opt.warmup, opt.steps);
-    if ((double)opt.batch * opt.seq > INT32_MAX) die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches", opt.batch, opt.seq);
-    if (opt.task && (opt.train[0] || opt.val[0])) die("--task generates its sequences: leave --train and --val out, or --task");
+    if ((double)opt.batch * opt.seq > INT32_MAX)
+        die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches",
+            opt.batch, opt.seq);
+    if (opt.task && (opt.train[0] || opt.val[0]))
+        die("--task generates its sequences: leave --train and --val out, or --task");
     config_check(c);
     if (opt.prompt[0] && !opt.tokenizer[0]) die("--prompt needs a --tokenizer to turn it into tokens");
-    if (training && !opt.plan && !opt.train[0] && !opt.task) die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
+    if (training && !opt.plan && !opt.train[0] && !opt.task)
+        die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
     if (opt.eval && !opt.val[0] && !opt.task) die("--eval needs --val FILES");
 
     // the vocabulary: --vocab, else the tokenizer's, else the preset's, else the data's, else GPT-2's
@@ -1425,7 +1490,8 @@ int main(int argc, char** argv) {
     if (opt.tokenizer[0]) {
         tokenizer_load(&tokenizer, opt.tokenizer);
         if (vocab->set < 2) c->vocab = tokenizer.vocab;
-        if (tokenizer.vocab > c->vocab) die("%s has %d tokens, the model --vocab %d", opt.tokenizer, tokenizer.vocab, c->vocab);
+        if (tokenizer.vocab > c->vocab)
+            die("%s has %d tokens, the model --vocab %d", opt.tokenizer, tokenizer.vocab, c->vocab);
     } else if (vocab->set == 0 && opt.task) c->vocab = 64;
     else if (vocab->set == 0 && (opt.train[0] || opt.val[0])) {
         DataLoader look;
@@ -1466,7 +1532,8 @@ int main(int argc, char** argv) {
     if (training) {
         if (!opt.task) printf("train %zu tokens", data.num_tokens);
         if (has_val && !opt.task) printf(" | val %zu tokens, %zu batches | ", val.num_tokens, val.num_batches);
-        printf("a step is %d x %d x %d = %.0f tokens\n", opt.accum, opt.batch, opt.seq, (double)opt.accum * opt.batch * opt.seq);
+        printf("a step is %d x %d x %d = %.0f tokens\n",
+               opt.accum, opt.batch, opt.seq, (double)opt.accum * opt.batch * opt.seq);
         int stopped = opt.steps > 0 ? train(&m, &data, has_val ? &val : NULL, tok, done) : 0;
         if (stopped) return 128 + stopped;
     }

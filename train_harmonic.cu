@@ -1,25 +1,29 @@
-// train_harmonic.cu: Harmonic (arXiv 2606.24650) in CUDA, forward and backward written out by hand. It is train_harmonic.c
-// function for function: lay the two side by side. The model, its equations and what each flag changes stand at the top
-// of the .c, and so do the derivations of the backward passes; here stands what a GPU makes different. Both start from
-// the same weights to the bit, read and write the same files, and test/twin.cu holds every kernel against its C twin.
+// train_harmonic.cu: Harmonic (arXiv 2606.24650) in CUDA, forward and backward written out by hand. It is
+// train_harmonic.c function for function: lay the two side by side. The model, its equations and what each flag changes
+// stand at the top of the .c, and so do the derivations of the backward passes; here stands what a GPU makes different.
+// Both start from the same weights to the bit, read and write the same files,
+// and test/twin.cu holds every kernel against its C twin.
 //
 // Numbers. floatX is bf16, or float with -DPRECISION_FP32 (make PRECISION=fp32).
-//   floatX  what is written once and read by matmuls or kernels: activations, gradients of activations, and a copy of the
-//           parameters for the matmuls, renewed after every update. bf16 has float's range and 8 bits of precision.
-//   float   what many terms are added to: the parameters and their gradients, AdamW's moments, the residual stream and its
-//           gradient, dx, dh and dne (up to seven terms each); states carried across chunks and batches; all sums
-//           and statistics. Decays A and 1-A are never stored: 0.992 .. 0.999 has three values in bf16, and one of them is 1.
+//   floatX  what is written once and read by matmuls or kernels: activations, gradients of activations, and a copy of
+//           the parameters for the matmuls, renewed after every update. bf16 has float's range and 8 bits of precision.
+//   float   what many terms are added to: the parameters and their gradients, AdamW's moments, the residual stream and
+//           its gradient, dx, dh and dne (up to seven terms each); states carried across chunks and batches; all sums
+//           and statistics. Decays A and 1-A are never stored:
+//           0.992 .. 0.999 has three values in bf16, and one of them is 1.
 // Kernels load floatX, compute in float and round once, on the way out.
 //
 // Where the time goes. Matmuls are cuBLAS's, on tensor cores; most of them are the head's. All other kernels do a few
 // operations a number and are bound by memory: in the time in which a GPU loads one float it could do dozens of
 // multiply-adds, hundreds on tensor cores. So
-//   - neighbouring threads read neighbouring addresses ("coalesced": a warp's 32 loads become a few wide ones), and where
-//     the number of channels is a multiple of 8, a thread loads 8 numbers at once (Pack);
-//   - time is cut into chunks that are scanned in parallel: with one thread a channel, a thousandth of the GPU would work.
+//   - neighbouring threads read neighbouring addresses ("coalesced": a warp's 32 loads become a few wide ones), and
+//     where the number of channels is a multiple of 8, a thread loads 8 numbers at once (Pack);
+//   - time is cut into chunks that are scanned in parallel:
+//     with one thread a channel, a thousandth of the GPU would work.
 //
-// The same seed gives the same bits in every run on one kind of GPU: no atomic additions anywhere. Sums over rows are made in
-// two stages, fixed pieces first and then the pieces in order; the embedding's gradient walks rows sorted by token.
+// The same seed gives the same bits in every run on one kind of GPU: no atomic additions anywhere. Sums over rows are
+// made in two stages, fixed pieces first and then the pieces in order;
+// the embedding's gradient walks rows sorted by token.
 //
 // Reading order: scan_forward (the heart), layernorm, head_loss, embedding_backward; the rest is the .c again.
 //
@@ -112,7 +116,8 @@ static double rng_normal(uint64_t* state) {
 // the host wait for each, and then the line is the right one.
 static void cuda_check(cudaError_t error, const char* file, int line) {
     if (error != cudaSuccess)
-        die("%s:%d: CUDA: %s (run with CUDA_LAUNCH_BLOCKING=1 to see where it arose)", file, line, cudaGetErrorString(error));
+        die("%s:%d: CUDA: %s (run with CUDA_LAUNCH_BLOCKING=1 to see where it arose)",
+            file, line, cudaGetErrorString(error));
 }
 static void cublas_check(cublasStatus_t status, const char* file, int line) {
     if (status != CUBLAS_STATUS_SUCCESS) die("%s:%d: cuBLAS: %s", file, line, cublasGetStatusString(status));
@@ -135,8 +140,10 @@ static void device_start(void) {
     cudaCheck(cudaGetDeviceProperties(&prop, 0));
     snprintf(device_name, sizeof device_name, "%s", prop.name);
     if (sizeof(floatX) == 2 && prop.major < 8)
-        die("%s has no bf16 (compute capability %d.%d, 8.0 needed): build with PRECISION=fp32", prop.name, prop.major, prop.minor);
-    int mode = use_tf32 ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+        die("%s has no bf16 (compute capability %d.%d, 8.0 needed): build with PRECISION=fp32",
+            prop.name, prop.major, prop.minor);
+    int mode = use_tf32 ? CUBLAS_TF32_TENSOR_OP_MATH
+               : CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
     cublasCheck(cublasCreate(&cublas));
     cublasCheck(cublasSetMathMode(cublas, (cublasMath_t)mode));
 }
@@ -155,7 +162,8 @@ static void* device_allocate(size_t bytes, const char* what) {
     return p;
 }
 
-// Host <- device, n numbers converted to float, and the ways between. They wait until the GPU has done all earlier work.
+// Host <- device, n numbers converted to float, and the ways between.
+// They wait until the GPU has done all earlier work.
 template <typename F>
 static void device_read(float* host, const F* device, size_t n) {
     F* raw = sizeof(F) == sizeof(float) ? (F*)host : (F*)allocate(n * sizeof(F), "numbers of the GPU");
@@ -164,11 +172,16 @@ static void device_read(float* host, const F* device, size_t n) {
     for (size_t i = 0; i < n; i++) host[i] = (float)raw[i];
     free(raw);
 }
-static void device_write(void* device, const void* host, size_t bytes) { cudaCheck(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice)); }
-static void device_copy(void* to, const void* from, size_t bytes) { cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice)); }
+static void device_write(void* device, const void* host, size_t bytes) {
+    cudaCheck(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
+}
+static void device_copy(void* to, const void* from, size_t bytes) {
+    cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice));
+}
 static void device_zero(void* p, size_t bytes) { cudaCheck(cudaMemsetAsync(p, 0, bytes)); }
 
-// Memory that holds partial sums and chunk states between two launches. One for all models, as large as the largest asks.
+// Memory that holds partial sums and chunk states between two launches.
+// One for all models, as large as the largest asks.
 static float* workspace = NULL;
 static size_t workspace_floats = 0;
 static void workspace_reserve(size_t floats) {
@@ -178,16 +191,19 @@ static void workspace_reserve(size_t floats) {
     workspace_floats = floats;
 }
 
-// Number of blocks of `size` threads for n threads. Grids are one-dimensional in the long direction (2^31 blocks allowed).
+// Number of blocks of `size` threads for n threads.
+// Grids are one-dimensional in the long direction (2^31 blocks allowed).
 static unsigned blocks(size_t n, size_t size) { return (unsigned)((n + size - 1) / size); }
 
-// N numbers that are loaded and stored at once: 8 of bf16 are 16 bytes, the widest access there is. Their address must be a multiple
-// of their size, so kernels are compiled twice: N = 8 for rows of a multiple of 8 channels, and N = 1 for any other.
+// N numbers that are loaded and stored at once: 8 of bf16 are 16 bytes, the widest access there is. Their address must
+// be a multiple of their size, so kernels are compiled twice:
+// N = 8 for rows of a multiple of 8 channels, and N = 1 for any other.
 template <typename F, int N> struct alignas(sizeof(F) * N) Pack { F v[N]; };
 template <int N, typename F> __device__ Pack<F, N> load(const F* p) { return *(const Pack<F, N>*)p; }
 template <int N, typename F> __device__ void store(F* p, const Pack<F, N>& x) { *(Pack<F, N>*)p = x; }
 
-// Sum, maximum over the 32 lanes of a warp, the same bits on all of them: in a butterfly both partners add the same two.
+// Sum, maximum over the 32 lanes of a warp, the same bits on all of them:
+// in a butterfly both partners add the same two.
 template <typename F> __device__ F warp_sum(F x) {
     for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
     return x;
@@ -219,7 +235,8 @@ __device__ float block_max(float x) {
     return top;
 }
 
-// e^x with x held inside [-87, 87], where neither e^x nor e^-x leaves a float's range; NaN stays NaN (as fmaxf would not let it).
+// e^x with x held inside [-87, 87], where neither e^x nor e^-x leaves a float's range;
+// NaN stays NaN (as fmaxf would not let it).
 __device__ float fast_exp(float x) { return expf(x < -87 ? -87 : x > 87 ? 87 : x); }
 __device__ float sigmoid(float x) { return __fdividef(1.0f, 1 + fast_exp(-x)); }
 __device__ float fast_tanh(float x) { return 1 - 2 * __fdividef(1.0f, 1 + fast_exp(2 * x)); }
@@ -230,21 +247,22 @@ __device__ float fast_tanh(float x) { return 1 - 2 * __fdividef(1.0f, 1 + fast_e
 template <typename F> static cudaDataType_t type_of(const F*) { return sizeof(F) == 2 ? CUDA_R_16BF : CUDA_R_32F; }
 
 // C(M,N) = alpha op(A)(M,K) op(B)(K,N) + beta C, with sums over k in float. op is the transpose where ta or tb is set.
-// All matrices are row by row, with lda, ldb, ldc numbers from one row to the next. cuBLAS thinks in columns: to it each
-// of them is its own transpose, so it is asked for Cᵀ = op(B)ᵀ op(A)ᵀ. C is floatX, or float where it is added to.
+// All matrices are row by row, with lda, ldb, ldc numbers from one row to the next. cuBLAS thinks in columns: to it
+// each of them is its own transpose, so it is asked for Cᵀ = op(B)ᵀ op(A)ᵀ. C is floatX, or float where it is added to.
 template <typename Out, typename F>
 static void matmul(Out* C, const F* A, const F* B, size_t M, size_t N, size_t K, size_t ldc, size_t lda, size_t ldb,
                    int ta, int tb, float alpha, float beta) {
-    cublasCheck(cublasGemmEx(cublas, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N, (int)N, (int)M, (int)K,
-                             &alpha, B, type_of(B), (int)ldb, A, type_of(A), (int)lda, &beta, C, type_of(C), (int)ldc,
+    cublasCheck(cublasGemmEx(cublas, tb ? CUBLAS_OP_T : CUBLAS_OP_N, ta ? CUBLAS_OP_T : CUBLAS_OP_N,
+                             (int)N, (int)M, (int)K, &alpha, B, type_of(B), (int)ldb,
+                             A, type_of(A), (int)lda, &beta, C, type_of(C), (int)ldc,
                              CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 // ----------------------------------------------------------------------------------------------------------------
 // layers. `rows` is B*T.
 
-// x(rows,C) = scale * wte(V,C)[tokens(rows)]. A thread writes N channels of one row; x is float where it begins a residual
-// stream, floatX where a matmul reads it.
+// x(rows,C) = scale * wte(V,C)[tokens(rows)]. A thread writes N channels of one row; x is float where it begins a
+// residual stream, floatX where a matmul reads it.
 template <int N, typename X>
 __global__ void embedding_forward_kernel(X* x, const int* tokens, const floatX* wte, float scale, size_t rows, int C) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
@@ -256,16 +274,18 @@ __global__ void embedding_forward_kernel(X* x, const int* tokens, const floatX* 
 }
 template <typename X>
 static void embedding_forward(X* x, const int* tokens, const floatX* wte, float scale, size_t rows, size_t C) {
-    if (C % 8 == 0) embedding_forward_kernel<8, X><<<blocks(rows * C / 8, 256), 256>>>(x, tokens, wte, scale, rows, (int)C);
+    if (C % 8 == 0)
+        embedding_forward_kernel<8, X><<<blocks(rows * C / 8, 256), 256>>>(x, tokens, wte, scale, rows, (int)C);
     else            embedding_forward_kernel<1, X><<<blocks(rows * C, 256), 256>>>(x, tokens, wte, scale, rows, (int)C);
     cudaCheck(cudaGetLastError());
 }
 
-// A token may stand in many rows. Atomic additions would make the order of its sum a matter of chance, so the host sorts:
-// order(rows) lists the rows by token, those of one token in order of time; those of the k-th distinct token begin at
-// first(distinct + 1)[k]. Returns the number of distinct tokens. O(rows + V).
+// A token may stand in many rows. Atomic additions would make the order of its sum a matter of chance, so the host
+// sorts: order(rows) lists the rows by token, those of one token in order of time; those of the k-th distinct token
+// begin at first(distinct + 1)[k]. Returns the number of distinct tokens. O(rows + V).
 static int sort_rows(int* order, int* first, const int* tokens, size_t rows, size_t V) {
-    int* at = (int*)calloc(V + 1, sizeof(int));         // of each token: its count, one place up; then where its next row goes
+    // at, of each token: its count, one place up; then where its next row goes
+    int* at = (int*)calloc(V + 1, sizeof(int));
     if (!at) die("not enough memory to sort %zu tokens", rows);
     for (size_t r = 0; r < rows; r++) at[tokens[r] + 1]++;
     int distinct = 0;
@@ -281,7 +301,8 @@ static int sort_rows(int* order, int* first, const int* tokens, size_t rows, siz
 
 // dwte[token] += scale * sum of dx over its rows. A block takes one token and 32 channels, and sums its rows: a lane a
 // channel, so that a warp reads 32 neighbours; 8 warps take every 8th row each, and warp 0 adds the 8.
-__global__ void embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const int* first, const float* dx, float scale, int C) {
+__global__ void embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const int* first,
+                                          const float* dx, float scale, int C) {
     __shared__ float part[8][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.y * 32 + lane;
     int begin = first[blockIdx.x], end = first[blockIdx.x + 1];
@@ -293,14 +314,14 @@ __global__ void embedding_backward_kernel(float* dwte, const int* tokens, const 
     for (int w = 1; w < 8; w++) sum += part[w][lane];
     dwte[(size_t)tokens[order[begin]] * C + c] += scale * sum;
 }
-static void embedding_backward(float* dwte, const int* tokens, const int* order, const int* first, int distinct, const float* dx,
-                               float scale, size_t C) {
+static void embedding_backward(float* dwte, const int* tokens, const int* order, const int* first, int distinct,
+                               const float* dx, float scale, size_t C) {
     embedding_backward_kernel<<<dim3(distinct, blocks(C, 32)), 256>>>(dwte, tokens, order, first, dx, scale, (int)C);
     cudaCheck(cudaGetLastError());
 }
 
-// Sums over all rows, in two stages. A block takes 32 columns and one of `splits` equal pieces of the rows, and sums them as
-// above; then one thread per column adds the pieces in order.
+// Sums over all rows, in two stages. A block takes 32 columns and one of `splits` equal pieces of the rows, and sums
+// them as above; then one thread per column adds the pieces in order.
 enum { SPLITS = 128 };
 static size_t split_count(size_t rows) { return smin(SPLITS, (rows + 63) / 64); }
 
@@ -358,8 +379,8 @@ static void linear_forward(F* out, const F* inp, const F* w, const float* bias,
     cudaCheck(cudaGetLastError());
 }
 
-// out = inp wᵀ + bias  =>  dinp = dout w,  dw = doutᵀ inp,  dbias = sum of dout's rows (NULL: not wanted). dw and dbias are
-// added to; dinp is with add = 1 and must be float then: one rounding to bf16 per term would be too many.
+// out = inp wᵀ + bias  =>  dinp = dout w,  dw = doutᵀ inp,  dbias = sum of dout's rows (NULL: not wanted). dw and dbias
+// are added to; dinp is with add = 1 and must be float then: one rounding to bf16 per term would be too many.
 template <typename D, typename F>
 static void linear_backward(D* dinp, float* dw, float* dbias, const F* dout, const F* inp, const F* w,
                             size_t rows, size_t IC, size_t OC, size_t ldw, int add) {
@@ -406,10 +427,12 @@ static void silu_backward(floatX* d, const floatX* za, const float* bias, size_t
     cudaCheck(cudaGetLastError());
 }
 
-// out = (x - mean) rstd w + b over each row of x (rows,C); mean, rstd (rows) are kept for the backward. w = b = NULL: n(.).
-// A warp takes a row, 8 rows a block, and walks it three times; only the first time comes from memory, the others from cache.
+// out = (x - mean) rstd w + b over each row of x (rows,C); mean, rstd (rows) are kept for the backward.
+// w = b = NULL: n(.). A warp takes a row, 8 rows a block, and walks it three times; only the first time comes from
+// memory, the others from cache.
 template <int N, typename X>
-__global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, const X* x, const float* w, const float* b, size_t rows, int C) {
+__global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, const X* x, const float* w,
+                                         const float* b, size_t rows, int C) {
     size_t r = (size_t)blockIdx.x * 8 + threadIdx.x / 32;
     int first = threadIdx.x % 32 * N;
     if (r >= rows) return;              // a whole warp leaves
@@ -438,16 +461,18 @@ __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, 
     if (first == 0) { mean[r] = m; rstd[r] = s; }
 }
 template <typename X>
-static void layernorm_forward(floatX* out, float* mean, float* rstd, const X* x, const float* w, const float* b, size_t rows, size_t C) {
+static void layernorm_forward(floatX* out, float* mean, float* rstd, const X* x, const float* w,
+                              const float* b, size_t rows, size_t C) {
     if (C % 8 == 0) layernorm_forward_kernel<8, X><<<blocks(rows, 8), 256>>>(out, mean, rstd, x, w, b, rows, (int)C);
     else            layernorm_forward_kernel<1, X><<<blocks(rows, 8), 256>>>(out, mean, rstd, x, w, b, rows, (int)C);
     cudaCheck(cudaGetLastError());
 }
 
-// With n = (x - mean) rstd, g = dout w:  dx = rstd (g - mean(g) - n mean(g n)), written, or added with add = 1. A warp a row.
+// With n = (x - mean) rstd, g = dout w:  dx = rstd (g - mean(g) - n mean(g n)), written, or added with add = 1.
+// A warp a row.
 template <int N, typename D, typename X>
-__global__ void layernorm_backward_kernel(D* dx, const float* dout, const X* x, const float* mean, const float* rstd, const float* w,
-                                          size_t rows, int C, int add) {
+__global__ void layernorm_backward_kernel(D* dx, const float* dout, const X* x, const float* mean, const float* rstd,
+                                          const float* w, size_t rows, int C, int add) {
     size_t r = (size_t)blockIdx.x * 8 + threadIdx.x / 32;
     int first = threadIdx.x % 32 * N;
     if (r >= rows) return;
@@ -479,10 +504,11 @@ __global__ void layernorm_backward_kernel(D* dx, const float* dout, const X* x, 
         store<N>(dx + c, o);
     }
 }
-// dw = sum over rows of dout n,  db = sum of dout: pieces of rows as in sum_rows_kernel. partial is (splits,C) for dw, then for db.
+// dw = sum over rows of dout n,  db = sum of dout:
+// pieces of rows as in sum_rows_kernel. partial is (splits,C) for dw, then for db.
 template <typename X>
-__global__ void layernorm_backward_sums_kernel(float* partial, const float* dout, const X* x, const float* mean, const float* rstd,
-                                               size_t rows, size_t piece, int C) {
+__global__ void layernorm_backward_sums_kernel(float* partial, const float* dout, const X* x, const float* mean,
+                                               const float* rstd, size_t rows, size_t piece, int C) {
     __shared__ float part_w[8][32];
     __shared__ float part_b[8][32];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
@@ -503,14 +529,17 @@ __global__ void layernorm_backward_sums_kernel(float* partial, const float* dout
 }
 // dw and db are added to.
 template <typename D, typename X>
-static void layernorm_backward(D* dx, float* dw, float* db, const float* dout, const X* x, const float* mean, const float* rstd,
-                               const float* w, size_t rows, size_t C, int add) {
-    if (C % 8 == 0) layernorm_backward_kernel<8, D, X><<<blocks(rows, 8), 256>>>(dx, dout, x, mean, rstd, w, rows, (int)C, add);
-    else            layernorm_backward_kernel<1, D, X><<<blocks(rows, 8), 256>>>(dx, dout, x, mean, rstd, w, rows, (int)C, add);
+static void layernorm_backward(D* dx, float* dw, float* db, const float* dout, const X* x, const float* mean,
+                               const float* rstd, const float* w, size_t rows, size_t C, int add) {
+    if (C % 8 == 0)
+        layernorm_backward_kernel<8, D, X><<<blocks(rows, 8), 256>>>(dx, dout, x, mean, rstd, w, rows, (int)C, add);
+    else
+        layernorm_backward_kernel<1, D, X><<<blocks(rows, 8), 256>>>(dx, dout, x, mean, rstd, w, rows, (int)C, add);
     cudaCheck(cudaGetLastError());
     if (!w) return;
     size_t splits = split_count(rows), piece = (rows + splits - 1) / splits;
-    layernorm_backward_sums_kernel<X><<<dim3(blocks(C, 32), (unsigned)splits), 256>>>(workspace, dout, x, mean, rstd, rows, piece, (int)C);
+    layernorm_backward_sums_kernel<X><<<dim3(blocks(C, 32), (unsigned)splits), 256>>>(
+        workspace, dout, x, mean, rstd, rows, piece, (int)C);
     cudaCheck(cudaGetLastError());
     sum_partials_kernel<<<blocks(C, 64), 64>>>(dw, workspace, (int)splits, (int)C);
     cudaCheck(cudaGetLastError());
@@ -526,11 +555,14 @@ static void layernorm_backward(D* dx, float* dw, float* db, const float* dout, c
 //   1. local:  a thread per (sequence, chunk, channel) walks its chunk from 0 and keeps the pair;
 //   2. carry:  a thread per (sequence, channel) walks the pairs in order: the state at each chunk's start;
 //   3. apply:  a thread per (sequence, chunk, channel) walks its chunk again from there and writes s.
-// ga and gb are read twice instead of once (10 bytes moved a number in bf16, not 6), and `chunks` times as many threads work.
-// Products are only composed, never divided by: they underflow to 0, which is right. Threads run along channels, so that
-// a warp reads 32 neighbours. The cut depends on T alone, and so do the bits of the result.
+// ga and gb are read twice instead of once (10 bytes moved a number in bf16, not 6), and `chunks` times as many threads
+// work. Products are only composed, never divided by: they underflow to 0, which is right. Threads run along channels,
+// so that a warp reads 32 neighbours. The cut depends on T alone, and so do the bits of the result.
 static const size_t SCAN_CHUNKS = 512, SCAN_LENGTH = 32;         // at most so many chunks, at least so long
-static size_t scan_length(size_t T) { size_t n = (T + SCAN_CHUNKS - 1) / SCAN_CHUNKS; return n < SCAN_LENGTH ? SCAN_LENGTH : n; }
+static size_t scan_length(size_t T) {
+    size_t n = (T + SCAN_CHUNKS - 1) / SCAN_CHUNKS;
+    return n < SCAN_LENGTH ? SCAN_LENGTH : n;
+}
 
 typedef struct { size_t B, T, C, length, chunks; float low, width, rest; } Scan;        // rest is 1 - hi
 static Scan scan_sizes(double lo, double hi, size_t B, size_t T, size_t C) {
@@ -580,8 +612,8 @@ __global__ void scan_forward_carry_kernel(float* reached, const float* product, 
         s = end;
     }
 }
-__global__ void scan_forward_apply_kernel(floatX* __restrict__ s, float* state, const float* start, const floatX* __restrict__ ga,
-                                          const floatX* __restrict__ gb, Scan q) {
+__global__ void scan_forward_apply_kernel(floatX* __restrict__ s, float* state, const float* start,
+                                          const floatX* __restrict__ ga, const floatX* __restrict__ gb, Scan q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= q.B * q.chunks * q.C) return;
     Place p = scan_place(q, i);
@@ -597,8 +629,8 @@ __global__ void scan_forward_apply_kernel(floatX* __restrict__ s, float* state, 
     if (p.end == q.T) state[p.b * q.C + p.c] = carry;
 }
 // s, ga, gb (B,T,C); s_{-1} is s0 (B,C), and state (B,C) receives s_{T-1}, unrounded.
-static void scan_forward(floatX* s, float* state, const floatX* ga, const floatX* gb, const float* s0, double lo, double hi,
-                         size_t B, size_t T, size_t C) {
+static void scan_forward(floatX* s, float* state, const floatX* ga, const floatX* gb, const float* s0,
+                         double lo, double hi, size_t B, size_t T, size_t C) {
     Scan q = scan_sizes(lo, hi, B, T, C);
     size_t n = B * q.chunks * C;
     float *product = workspace, *reached = workspace + n;
@@ -612,9 +644,9 @@ static void scan_forward(floatX* s, float* state, const floatX* ga, const floatX
 
 // The gradient of s_t runs the recurrence in reverse (derived in the .c):
 //     G_t  = ds_t + A_{t+1} G_{t+1}
-//     dA_t = G_t s_{t-1} - G_t tanh(gb_t)      dgb_t = G_t (1 - A_t) (1 - tanh²(gb_t))      dga_t = dA_t (hi - lo) σ (1 - σ)
-// What a step hands on is  r_t = A_t G_t = A_t r_{t+1} + A_t ds_t: again a map  r -> A r + b, so chunks compose as above, from the
-// last one to the first. r_T = 0.
+//     dA_t = G_t s_{t-1} - G_t tanh(gb_t)   dgb_t = G_t (1 - A_t) (1 - tanh²(gb_t))   dga_t = dA_t (hi - lo) σ (1 - σ)
+// What a step hands on is  r_t = A_t G_t = A_t r_{t+1} + A_t ds_t: again a map  r -> A r + b, so chunks compose as
+// above, from the last one to the first. r_T = 0.
 __global__ void scan_backward_local_kernel(float* product, float* reached, const floatX* ds, const floatX* ga, Scan q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= q.B * q.chunks * q.C) return;
@@ -644,7 +676,8 @@ __global__ void scan_backward_carry_kernel(float* reached, const float* product,
 }
 __global__ void scan_backward_apply_kernel(floatX* __restrict__ dga, floatX* __restrict__ dgb, const float* start,
                                            const floatX* __restrict__ ds, const floatX* __restrict__ s,
-                                           const floatX* __restrict__ ga, const floatX* __restrict__ gb, const float* s0, Scan q) {
+                                           const floatX* __restrict__ ga,
+                                           const floatX* __restrict__ gb, const float* s0, Scan q) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= q.B * q.chunks * q.C) return;
     Place p = scan_place(q, i);
@@ -662,8 +695,8 @@ __global__ void scan_backward_apply_kernel(floatX* __restrict__ dga, floatX* __r
     }
 }
 // dga, dgb (B,T,C) are written. s0 gets no gradient: a carried state is cut off from the past that made it.
-static void scan_backward(floatX* dga, floatX* dgb, const floatX* ds, const floatX* s, const floatX* ga, const floatX* gb, const float* s0,
-                          double lo, double hi, size_t B, size_t T, size_t C) {
+static void scan_backward(floatX* dga, floatX* dgb, const floatX* ds, const floatX* s, const floatX* ga,
+                          const floatX* gb, const float* s0, double lo, double hi, size_t B, size_t T, size_t C) {
     Scan q = scan_sizes(lo, hi, B, T, C);
     size_t n = B * q.chunks * C;
     float *product = workspace, *reached = workspace + n;
@@ -679,9 +712,9 @@ static void scan_backward(floatX* dga, floatX* dgb, const floatX* ds, const floa
 // for those rows: memory does not grow with T V.
 //     logits = y headᵀ      loss = mean over rows with target >= 0 of  log sum_v e^logit_v - logit_target
 //     dlogits = (softmax - onehot(target)) / count         dy = dlogits head      dhead += dlogitsᵀ y
-// Rows of V numbers are kept padded to Vp, the next multiple of 64: with an odd V (GPT-2's 50257) no row but the first would
-// start at an address from which 16 bytes can be loaded, and matmuls would lose several times their speed. head has
-// Vp rows as well (params_layout leaves room), zeros, and dlogits are zero there.
+// Rows of V numbers are kept padded to Vp, the next multiple of 64: with an odd V (GPT-2's 50257) no row but the first
+// would start at an address from which 16 bytes can be loaded, and matmuls would lose several times their speed. head
+// has Vp rows as well (params_layout leaves room), zeros, and dlogits are zero there.
 enum { HEAD_ROWS = 4096, HEAD_BYTES = 1 << 29 };        // at most so many rows, and logits of at most half a gigabyte
 static size_t padded_vocab(size_t V) { return (V + 63) / 64 * 64; }
 static size_t head_rows(size_t rows, size_t V) {
@@ -689,10 +722,11 @@ static size_t head_rows(size_t rows, size_t V) {
     return smin(rows, smin(HEAD_ROWS, fit ? fit : 64));
 }
 
-// One block per row. Logits (rows,Vp) become dlogits in place with train = 1; losses, hits (rows). Each thread keeps the maximum
-// it has seen and the sum of e^(x - maximum), corrected whenever the maximum rises, so that the row is read once for
-// both; a second reading writes the gradient.
-__global__ void softmax_kernel(floatX* logits, float* losses, float* hits, const int* targets, float dloss, int V, int Vp, int train) {
+// One block per row. Logits (rows,Vp) become dlogits in place with train = 1; losses, hits (rows). Each thread keeps
+// the maximum it has seen and the sum of e^(x - maximum), corrected whenever the maximum rises, so that the row is read
+// once for both; a second reading writes the gradient.
+__global__ void softmax_kernel(floatX* logits, float* losses, float* hits, const int* targets,
+                               float dloss, int V, int Vp, int train) {
     floatX* z = logits + (size_t)blockIdx.x * Vp;
     int target = targets[blockIdx.x];
     if (target < 0) {
@@ -734,17 +768,20 @@ __global__ void sum_losses_kernel(double* totals, const float* losses, const flo
     sum = block_sum(sum);
     if (threadIdx.x == 0) totals[blockIdx.x] = sum;
 }
-// y (rows,C), dy (rows,C), head, dhead (Vp,C), targets (rows), `count` of them >= 0. Scratch: logits (head_rows,Vp), losses, hits
-// (rows). dy == NULL: loss only. dy is written, dhead is added to; `scale` multiplies both (1/accum). Returns the mean
-// loss in nats (0 where no row has a target); *correct receives how many targets had the largest logit.
-static double head_loss(float* dy, float* dhead, const floatX* y, const floatX* head, const int* targets, size_t count, floatX* logits,
-                        float* losses, float* hits, double scale, size_t rows, size_t C, size_t V, size_t* correct) {
+// y (rows,C), dy (rows,C), head, dhead (Vp,C), targets (rows), `count` of them >= 0. Scratch: logits (head_rows,Vp),
+// losses, hits (rows). dy == NULL: loss only. dy is written, dhead is added to; `scale` multiplies both (1/accum).
+// Returns the mean loss in nats (0 where no row has a target);
+// *correct receives how many targets had the largest logit.
+static double head_loss(float* dy, float* dhead, const floatX* y, const floatX* head, const int* targets, size_t count,
+                        floatX* logits, float* losses, float* hits, double scale, size_t rows, size_t C,
+                        size_t V, size_t* correct) {
     size_t Vp = padded_vocab(V), step = head_rows(rows, V);
     float dloss = count ? scale / count : 0;
     for (size_t r0 = 0; r0 < rows; r0 += step) {
         size_t n = smin(step, rows - r0);
         linear_forward(logits, y + r0 * C, head, NULL, n, C, Vp, C, 0);
-        softmax_kernel<<<(unsigned)n, 512>>>(logits, losses + r0, hits + r0, targets + r0, dloss, (int)V, (int)Vp, dy != NULL);
+        softmax_kernel<<<(unsigned)n, 512>>>(logits, losses + r0, hits + r0, targets + r0, dloss,
+                                             (int)V, (int)Vp, dy != NULL);
         cudaCheck(cudaGetLastError());
         if (dy) linear_backward(dy + r0 * C, dhead, NULL, logits, y + r0 * C, head, n, C, Vp, C, 0);
     }
@@ -809,19 +846,24 @@ static F* take(Table* t, F* base, size_t rows, size_t cols, int init, double sca
     x->shape[0] = rows;
     x->shape[1] = cols;
     x->size = rows * (cols ? cols : 1);
-    if ((double)t->total + (double)x->size > 1e18) die("%s would have more than 10^18 numbers: no machine can hold this model", x->name);
+    if ((double)t->total + (double)x->size > 1e18)
+        die("%s would have more than 10^18 numbers: no machine can hold this model", x->name);
     x->offset = t->total;
     t->total += (x->size + 15) / 16 * 16;       // every tensor starts where 8 numbers can be loaded at once
     return base ? base + x->offset : NULL;
 }
 
-// Matrices are of type W: floatX for the parameters, as matmuls read them, and float for the gradients. Vectors are always float.
+// Matrices are of type W: floatX for the parameters, as matmuls read them, and float for the gradients.
+// Vectors are always float.
 template <typename W> struct LevelParams { W *wa1, *wa2, *wb1, *wb2; float *ba1, *ba2, *bb1, *bb2, *ln_w, *ln_b; };
-template <typename W> struct BlockParams { LevelParams<W> level[3]; W *p1, *p2; float *norm_w, *norm_b; };    // norms: only with layers > 1
-template <typename W> struct Params { W *wte, *head; float *lnf_w, *lnf_b; BlockParams<W>* block; };          // tied: head == wte
+// norms: only with layers > 1
+template <typename W> struct BlockParams { LevelParams<W> level[3]; W *p1, *p2; float *norm_w, *norm_b; };
+// tied: head == wte
+template <typename W> struct Params { W *wte, *head; float *lnf_w, *lnf_b; BlockParams<W>* block; };
 
-// Lays the parameters out: vectors at base, matrices at copy, at the same offsets (their gradients: copy = base). Initial values
-// as in the .c. wte and head keep room for the rows that the vocabulary is padded with; they stay zero, and no one else sees them.
+// Lays the parameters out: vectors at base, matrices at copy, at the same offsets (their gradients: copy = base).
+// Initial values as in the .c. wte and head keep room for the rows that the vocabulary is padded with; they stay zero,
+// and no one else sees them.
 template <typename W>
 static void params_layout(Params<W>* p, Table* t, W* copy, float* base, const Config* c) {
     size_t V = c->vocab, C = c->channels, padding = ((padded_vocab(V) - V) * C + 15) / 16 * 16;
@@ -899,7 +941,8 @@ typedef struct {
 } Acts;
 
 // Lays a's tensors out at base, exact and state_base, and its four arrays of indices at `index` (NULL: only measures).
-static void acts_layout(Acts* a, floatX* base, float* exact, float* state_base, int* index, const Config* c, int train) {
+static void acts_layout(Acts* a, floatX* base, float* exact, float* state_base, int* index,
+                        const Config* c, int train) {
     size_t V = c->vocab, C = c->channels, B = a->B, R = B * a->T;
     Table *t = &a->table, *f = &a->exact;
     t->count = f->count = a->states.count = 0;
@@ -979,7 +1022,8 @@ typedef struct {
 enum { NORM_PIECE = 1 << 16 };
 static size_t workspace_size(const Model* m) {
     size_t C = m->config.channels, sums = 2 * C * split_count((size_t)m->B * m->T);
-    size_t states = 2 * C * m->B * scan_sizes(0, 1, m->B, m->T, C).chunks, pieces = 2 * ((m->table.total + NORM_PIECE - 1) / NORM_PIECE);
+    size_t states = 2 * C * m->B * scan_sizes(0, 1, m->B, m->T, C).chunks,
+           pieces = 2 * ((m->table.total + NORM_PIECE - 1) / NORM_PIECE);
     return (sums > states ? sums : states) + pieces;
 }
 
@@ -995,7 +1039,8 @@ static void model_layout(Model* m, const Config* c, int B, int T, int train) {
     m->g.block = (BlockParams<float>*)calloc(c->layers, sizeof(BlockParams<float>));
     m->acts.block = (BlockActs*)calloc(c->layers, sizeof(BlockActs));
     m->step.block = (BlockActs*)calloc(c->layers, sizeof(BlockActs));
-    if (!m->p.block || !m->g.block || !m->acts.block || !m->step.block) die("not enough memory for %d layers", c->layers);
+    if (!m->p.block || !m->g.block || !m->acts.block || !m->step.block)
+        die("not enough memory for %d layers", c->layers);
     m->acts.B = B;
     m->acts.T = T;
     m->step.B = m->step.T = 1;
@@ -1006,8 +1051,10 @@ static void model_layout(Model* m, const Config* c, int B, int T, int train) {
 
 // Bytes of the parts of a: floatX, float, states, indices.
 static size_t acts_bytes(const Acts* a) {
-    size_t states = a->states.total ? a->states.total * sizeof(float) : 64;       // none: what device_allocate takes for it
-    return a->table.total * sizeof(floatX) + a->exact.total * sizeof(float) + states + (4 * (size_t)a->B * a->T + 1) * sizeof(int);
+    // 64: what device_allocate takes where there are none
+    size_t states = a->states.total ? a->states.total * sizeof(float) : 64;
+    return a->table.total * sizeof(floatX) + a->exact.total * sizeof(float) + states
+           + (4 * (size_t)a->B * a->T + 1) * sizeof(int);
 }
 
 static void acts_build(Acts* a, const Config* c, int train, const char* what) {
@@ -1026,7 +1073,8 @@ static void model_build(Model* m, const Config* c, int B, int T, int train) {
     Table again = {};
     m->param_memory = (float*)device_allocate(n * sizeof(float), "parameters");
     m->copy_memory = (floatX*)m->param_memory;
-    if (sizeof(floatX) != sizeof(float)) m->copy_memory = (floatX*)device_allocate(n * sizeof(floatX), "the parameters in bf16");
+    if (sizeof(floatX) != sizeof(float))
+        m->copy_memory = (floatX*)device_allocate(n * sizeof(floatX), "the parameters in bf16");
     params_layout(&m->p, &again, m->copy_memory, m->param_memory, c);
     if (train) {
         m->grad_memory = (float*)device_allocate(n * sizeof(float), "gradients");
@@ -1053,7 +1101,10 @@ static void model_free(Model* m) {
     }
     free(m->table.tensors);
     if ((void*)m->copy_memory != (void*)m->param_memory) cudaCheck(cudaFree(m->copy_memory));
-    cudaCheck(cudaFree(m->param_memory)); cudaCheck(cudaFree(m->grad_memory)); cudaCheck(cudaFree(m->adam_m)); cudaCheck(cudaFree(m->adam_v));
+    cudaCheck(cudaFree(m->param_memory));
+    cudaCheck(cudaFree(m->grad_memory));
+    cudaCheck(cudaFree(m->adam_m));
+    cudaCheck(cudaFree(m->adam_v));
     free(m->p.block); free(m->g.block); free(m->acts.block); free(m->step.block);
     free(m->sorted); free(m->step_logits);
     memset(m, 0, sizeof *m);
@@ -1062,7 +1113,7 @@ static void model_free(Model* m) {
 // Bytes that every token of a generated text leaves behind: nothing, the state has one size.
 static size_t token_bytes(const Model* m) { (void)m; return 0; }
 
-// Number of parameters, and multiply-adds x 2 x 3 (forward, and two products backward) of all matrix products per token.
+// Number of parameters, and multiply-adds x 2 x 3 (forward, and two products backward) of all matrix products a token.
 static size_t model_parameters(const Model* m) {
     size_t n = 0;
     for (int i = 0; i < m->table.count; i++) n += m->table.tensors[i].size;
@@ -1092,7 +1143,8 @@ static void model_init(Model* m, uint64_t seed) {
         const Tensor* t = &m->table.tensors[i];
         float* p = host + t->offset;
         for (size_t k = 0; k < t->size; k++)
-            p[k] = t->init == NORMAL ? t->scale * rng_normal(&seed) : t->init == UNIFORM ? t->scale * (2 * rng_uniform(&seed) - 1) : t->scale;
+            p[k] = t->init == NORMAL ? t->scale * rng_normal(&seed)
+                   : t->init == UNIFORM ? t->scale * (2 * rng_uniform(&seed) - 1) : t->scale;
     }
     device_write(m->param_memory, host, m->table.total * sizeof(float));
     free(host);
@@ -1104,8 +1156,8 @@ static void model_init(Model* m, uint64_t seed) {
 
 // One gate:  g = W2 silu(W1 [x ; ne] + b1) + b2.  g, x, ne (R,C), z, u (R,2C). Level 1 has no ne (NULL), and W1 is
 // (2C,C) instead of (2C,2C). z stays without b1: silu adds it.
-static void gate_forward(floatX* g, floatX* z, floatX* u, const floatX* x, const floatX* ne, const floatX* w1, const float* b1,
-                         const floatX* w2, const float* b2, size_t R, size_t C) {
+static void gate_forward(floatX* g, floatX* z, floatX* u, const floatX* x, const floatX* ne, const floatX* w1,
+                         const float* b1, const floatX* w2, const float* b2, size_t R, size_t C) {
     size_t in = ne ? 2 * C : C;
     linear_forward(z, x, w1, NULL, R, C, 2 * C, in, 0);
     if (ne) linear_forward(z, ne, w1 + C, NULL, R, C, 2 * C, in, 1);
@@ -1137,7 +1189,8 @@ static void level_forward(LevelActs* a, const LevelParams<floatX>* p, const floa
 
 // dh comes in; dx and dne (NULL at level 1) are added to.
 static void level_backward(float* dx, float* dne, LevelParams<float>* g, const float* dh, const LevelActs* a,
-                           const LevelParams<floatX>* p, const floatX* x, Acts* scratch, double lo, double hi, size_t B, size_t T, size_t C) {
+                           const LevelParams<floatX>* p, const floatX* x, Acts* scratch,
+                           double lo, double hi, size_t B, size_t T, size_t C) {
     size_t R = B * T;
     floatX *ds = scratch->ds, *dga = scratch->dga, *dgb = scratch->dgb, *du = scratch->du, *u = scratch->u;
     layernorm_backward(ds, g->ln_w, g->ln_b, dh, a->s, a->s_mean, a->s_rstd, p->ln_w, R, C, 0);
@@ -1148,7 +1201,8 @@ static void level_backward(float* dx, float* dne, LevelParams<float>* g, const f
 
 // out (R,C) = h_1 + h_2 + h_3 (+ residual): float as a residual stream, floatX where there is none
 template <int N, typename Out>
-__global__ void sum_levels_kernel(Out* out, const float* residual, const floatX* h1, const floatX* h2, const floatX* h3, size_t n) {
+__global__ void sum_levels_kernel(Out* out, const float* residual, const floatX* h1, const floatX* h2,
+                                  const floatX* h3, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (i >= n) return;
     Pack<floatX, N> a = load<N>(h1 + i), b = load<N>(h2 + i), c = load<N>(h3 + i);
@@ -1159,10 +1213,11 @@ __global__ void sum_levels_kernel(Out* out, const float* residual, const floatX*
     store<N>(out + i, o);
 }
 
-// Three levels. Before levels 2 and 3 comes the prediction error (l counts from 0, so h_l is level[l-1].h and h_0 is x):
+// Three levels. Before levels 2 and 3 comes the prediction error
+// (l counts from 0, so h_l is level[l-1].h and h_0 is x):
 //     e_l = h_{l-1} - h_l P_lᵀ,   ne = n(e_l)          or with --error off    ne = n(h_l)
-// The difference is made inside the matmul (alpha = -1, added to a copy of the target): a good prediction leaves a small
-// error, and rounding the prediction to bf16 before subtracting would bury it.
+// The difference is made inside the matmul (alpha = -1, added to a copy of the target): a good prediction leaves a
+// small error, and rounding the prediction to bf16 before subtracting would bury it.
 template <typename Out>
 static void block_forward(Out* out, const float* residual, BlockActs* a, const BlockParams<floatX>* p, floatX* u,
                           const Config* c, size_t B, size_t T) {
@@ -1197,8 +1252,8 @@ __global__ void error_backward_kernel(float* dtarget, floatX* de, size_t n) {
 // Levels 3, 2, 1. dh_l collects dout, what e_{l+1} asks of h_l as its target, and what e_l asks of it as the predictor:
 //     dh_{l-1} += de_l        dh_l += -de_l P_l        dP_l += -de_lᵀ h_l        (h_0 = x)
 // dx (R,C) is added to.
-static void block_backward(float* dx, BlockParams<float>* g, const float* dout, BlockActs* a, const BlockParams<floatX>* p,
-                           Acts* scratch, const Config* c, size_t B, size_t T) {
+static void block_backward(float* dx, BlockParams<float>* g, const float* dout, BlockActs* a,
+                           const BlockParams<floatX>* p, Acts* scratch, const Config* c, size_t B, size_t T) {
     size_t C = c->channels, R = B * T, bytes = R * C * sizeof(float);
     float **dh = scratch->dh, *dne = scratch->dne;
     floatX* de = scratch->ds;              // ds is free again once a level is done
@@ -1213,7 +1268,8 @@ static void block_backward(float* dx, BlockParams<float>* g, const float* dout, 
             layernorm_backward(de, NULL, NULL, dne, q->e, q->e_mean, q->e_rstd, NULL, R, C, 0);
             error_backward_kernel<<<blocks(R * C, 256), 256>>>(l == 1 ? dx : dh[0], de, R * C);
             cudaCheck(cudaGetLastError());
-            linear_backward(dh[l - 1], l == 1 ? g->p1 : g->p2, NULL, de, a->level[l - 1].h, l == 1 ? p->p1 : p->p2, R, C, C, C, 1);
+            linear_backward(dh[l - 1], l == 1 ? g->p1 : g->p2, NULL, de, a->level[l - 1].h,
+                            l == 1 ? p->p1 : p->p2, R, C, C, C, 1);
         } else if (l > 0) {
             layernorm_backward(dh[l - 1], NULL, NULL, dne, q->e, q->e_mean, q->e_rstd, NULL, R, C, 1);
         }
@@ -1223,7 +1279,8 @@ static void block_backward(float* dx, BlockParams<float>* g, const float* dout, 
 // x = wte[token]; tied, times (3C)^½ (see the top of the .c).
 static float embedding_scale(const Config* c) { return c->tie ? sqrt(3.0 * c->channels) : 1; }
 
-// tokens (B,T) on the host -> a->y (B,T,C). With carry, the scan starts from the state that the last call left; it always leaves its own.
+// tokens (B,T) on the host -> a->y (B,T,C). With carry, the scan starts from the state that the last call left;
+// it always leaves its own.
 static void acts_forward(Acts* a, const Params<floatX>* p, const Config* c, const int* tokens, int carry) {
     size_t B = a->B, T = a->T, C = c->channels, R = B * T;
     int deep = c->layers > 1;           // then a residual stream runs through the blocks
@@ -1240,8 +1297,8 @@ static void acts_forward(Acts* a, const Params<floatX>* p, const Config* c, cons
     if (deep) layernorm_forward(a->y, a->y_mean, a->y_rstd, a->out, p->lnf_w, p->lnf_b, R, C);
 }
 
-// Mean loss in nats of tokens (B,T) against targets (B,T), both on the host; targets of -1 do not count. train = 1 also runs the
-// head's backward (head_loss does both at once); train = 0 touches no gradient. Tokens must lie in [0, V).
+// Mean loss in nats of tokens (B,T) against targets (B,T), both on the host; targets of -1 do not count. train = 1 also
+// runs the head's backward (head_loss does both at once); train = 0 touches no gradient. Tokens must lie in [0, V).
 static double model_forward(Model* m, const int* tokens, const int* targets, int train) {
     Acts* a = &m->acts;
     size_t R = (size_t)m->B * m->T;
@@ -1250,8 +1307,8 @@ static double model_forward(Model* m, const int* tokens, const int* targets, int
     m->tokens = tokens;
     m->counted = 0;
     for (size_t r = 0; r < R; r++) m->counted += targets[r] >= 0;
-    return head_loss(train ? a->dy : NULL, train ? m->g.head : NULL, a->y, m->p.head, a->targets, m->counted, a->logits, a->losses, a->hits,
-                     m->grad_scale, R, m->config.channels, m->config.vocab, &m->correct);
+    return head_loss(train ? a->dy : NULL, train ? m->g.head : NULL, a->y, m->p.head, a->targets, m->counted, a->logits,
+                     a->losses, a->hits, m->grad_scale, R, m->config.channels, m->config.vocab, &m->correct);
 }
 
 // The rest of the backward pass, after model_forward(..., 1). Adds to the gradients.
@@ -1260,7 +1317,8 @@ static void model_backward(Model* m) {
     const Config* c = &m->config;
     size_t C = c->channels, R = (size_t)m->B * m->T;
     int deep = c->layers > 1;
-    if (deep) layernorm_backward(a->dout, m->g.lnf_w, m->g.lnf_b, a->dy, a->out, a->y_mean, a->y_rstd, m->p.lnf_w, R, C, 0);
+    if (deep)
+        layernorm_backward(a->dout, m->g.lnf_w, m->g.lnf_b, a->dy, a->out, a->y_mean, a->y_rstd, m->p.lnf_w, R, C, 0);
     for (int n = c->layers - 1; n >= 0; n--) {
         BlockActs* b = &a->block[n];
         device_zero(a->dx, R * C * sizeof(float));
@@ -1272,7 +1330,8 @@ static void model_backward(Model* m) {
     m->distinct = sort_rows(m->sorted, m->sorted + R, m->tokens, R, c->vocab);      // while the GPU works on the blocks
     device_write(a->order, m->sorted, R * sizeof(int));
     device_write(a->first, m->sorted + R, (m->distinct + 1) * sizeof(int));
-    embedding_backward(m->g.wte, a->tokens, a->order, a->first, m->distinct, deep ? a->dout : a->dx, embedding_scale(c), C);
+    embedding_backward(m->g.wte, a->tokens, a->order, a->first, m->distinct, deep ? a->dout : a->dx,
+                       embedding_scale(c), C);
 }
 
 static void model_zero_grad(Model* m) { device_zero(m->grad_memory, m->table.total * sizeof(float)); }
@@ -1296,7 +1355,8 @@ static void model_reset(Acts* a, const int* reset) {
     for (int i = 0; i < a->states.count; i++) {
         const Tensor* t = &a->states.tensors[i];
         size_t width = t->size / t->shape[0];
-        for (int b = 0; b < a->B; b++) if (!reset || reset[b]) device_zero(a->state_memory + t->offset + b * width, width * sizeof(float));
+        for (int b = 0; b < a->B; b++)
+            if (!reset || reset[b]) device_zero(a->state_memory + t->offset + b * width, width * sizeof(float));
     }
 }
 
@@ -1304,7 +1364,8 @@ static void model_reset(Acts* a, const int* reset) {
 // the text. Returns the logits (V) of what comes next, on the host. model_reset(&m->step, NULL) starts a new text.
 static const float* model_step(Model* m, int token) {
     acts_forward(&m->step, &m->p, &m->config, &token, 1);
-    linear_forward(m->step.logits, m->step.y, m->p.head, NULL, 1, m->config.channels, padded_vocab(m->config.vocab), m->config.channels, 0);
+    linear_forward(m->step.logits, m->step.y, m->p.head, NULL, 1, m->config.channels, padded_vocab(m->config.vocab),
+                   m->config.channels, 0);
     device_read(m->step_logits, m->step.logits, m->config.vocab);
     return m->step_logits;
 }
@@ -1348,9 +1409,9 @@ __global__ void adamw_kernel(float* p, floatX* copy, const float* g, float* am, 
     copy[i] = (floatX)x;
 }
 
-// AdamW (Loshchilov & Hutter 2019), beta (0.9, 0.95), eps 1e-8, with the gradient scaled down to norm `clip` first (0: never).
-// Weight decay goes to the tensors whose table entry says so. Returns the norm before clipping; if it is not finite,
-// nothing is changed.
+// AdamW (Loshchilov & Hutter 2019), beta (0.9, 0.95), eps 1e-8, with the gradient scaled down to norm `clip` first
+// (0: never). Weight decay goes to the tensors whose table entry says so. Returns the norm before clipping; if it is
+// not finite, nothing is changed.
 static double model_update(Model* m, double lr, double weight_decay, double clip) {
     double norm = grad_norm(m);
     if (!isfinite(norm)) return norm;
@@ -1366,7 +1427,8 @@ static double model_update(Model* m, double lr, double weight_decay, double clip
     a.rate = lr;
     for (int k = 0; k < m->table.count; k++) {
         const Tensor* t = &m->table.tensors[k];
-        float *p = m->param_memory + t->offset, *g = m->grad_memory + t->offset, *am = m->adam_m + t->offset, *av = m->adam_v + t->offset;
+        float *p = m->param_memory + t->offset, *g = m->grad_memory + t->offset, *am = m->adam_m + t->offset,
+              *av = m->adam_v + t->offset;
         a.shrink = 1 - (t->decay ? lr * weight_decay : 0);
         adamw_kernel<<<blocks(t->size, 256), 256>>>(p, m->copy_memory + t->offset, g, am, av, t->size, a);
         cudaCheck(cudaGetLastError());
@@ -1412,15 +1474,17 @@ static int sample_token(const real* logits, real* scratch, int V, double tempera
         floor = scratch[top_k - 1];
     }
     double sum = 0;
-    for (int v = 0; v < V; v++) sum += scratch[v] = logits[v] >= floor ? exp((double)(logits[v] - logits[best]) / temperature) : 0;
+    for (int v = 0; v < V; v++)
+        sum += scratch[v] = logits[v] >= floor ? exp((double)(logits[v] - logits[best]) / temperature) : 0;
     double u = rng_uniform(rng) * sum;
     for (int v = 0; v < V; v++) if ((u -= scratch[v]) < 0) return v;
     return best;
 }
 
-// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is what model_step carries
-// on. Without a prompt the text begins after the end-of-text token, or after a newline.
-static void generate(Model* m, const Tokenizer* tok, const char* prompt, int length, double temperature, int top_k, uint64_t seed) {
+// Prints `length` tokens after `prompt`, as text where there is a tokenizer. The memory it needs is what model_step
+// carries on. Without a prompt the text begins after the end-of-text token, or after a newline.
+static void generate(Model* m, const Tokenizer* tok, const char* prompt,
+                     int length, double temperature, int top_k, uint64_t seed) {
     int V = m->config.vocab, *ids = NULL;
     size_t count = 0;
     real* scratch = (real*)allocate(V * sizeof(real), "sampling");
@@ -1454,7 +1518,8 @@ static struct {
     double lr, min_lr, weight_decay, clip, temperature;
 } opt;
 
-// Every flag of the command line: where its value goes, how --resume treats it, its range, default and meaning (dev/options.h).
+// Every flag of the command line: where its value goes, how --resume treats it, its range,
+// default and meaning (dev/options.h).
 static Option option_table[] = {
     {"preset",       's', ' ', &opt.preset, 0, 0, "NAME", "", "sizes of a published model; see the list below", 0},
     {"plan",         'b', ' ', &opt.plan, 0, 0, "", "", "print parameters, bytes and FLOPs, and stop", 0},
@@ -1501,23 +1566,28 @@ static Option option_table[] = {
 
 // Sizes of the paper [its batch x seq is 16,384 tokens a step; learning rates are our choice], and one for a laptop.
 static const Preset presets[] = {
-    {"harmonic-28m",  "--vocab 50257 --channels 256 --layers 1 --batch 16 --seq 1024 --steps 4000", "the paper's model: 27,965,952 parameters"},
-    {"harmonic-13m",  "--vocab 50257 --channels 128 --layers 1 --batch 16 --seq 1024 --steps 4000", "C = 128: 13,425,920 parameters"},
-    {"harmonic-60m",  "--vocab 50257 --channels 512 --layers 1 --batch 16 --seq 1024 --steps 4000", "C = 512: 60,388,352 parameters"},
-    {"harmonic-tiny", "--vocab 256 --channels 128 --layers 1 --batch 8 --seq 256 --steps 1200 --lr 6e-3", "bytes, a minute on a laptop"},
+    {"harmonic-28m",  "--vocab 50257 --channels 256 --layers 1 --batch 16 --seq 1024 --steps 4000",
+                      "the paper's model: 27,965,952 parameters"},
+    {"harmonic-13m",  "--vocab 50257 --channels 128 --layers 1 --batch 16 --seq 1024 --steps 4000",
+                      "C = 128: 13,425,920 parameters"},
+    {"harmonic-60m",  "--vocab 50257 --channels 512 --layers 1 --batch 16 --seq 1024 --steps 4000",
+                      "C = 512: 60,388,352 parameters"},
+    {"harmonic-tiny", "--vocab 256 --channels 128 --layers 1 --batch 8 --seq 256 --steps 1200 --lr 6e-3",
+                      "bytes, a minute on a laptop"},
 };
 
 // Refuses what contradicts itself.
 static void config_check(Config* c) {
     if (opt.task && c->stateful) die("--stateful needs a text that goes on; the sequences of --task stand alone");
-    if (c->stateful && opt.batches == 0 && option_given("batches")) die("--stateful reads contiguous streams: --batches random contradicts it");
+    if (c->stateful && opt.batches == 0 && option_given("batches"))
+        die("--stateful reads contiguous streams: --batches random contradicts it");
 }
 
 // The model in a few words, without an end of line.
 static void config_describe(const Config* c) {
     static const char* bands[] = {"caged", "flat", "flat-wide", "free"};
-    printf("harmonic | V %d, C %d, layers %d, %s bands, error %s%s%s", c->vocab, c->channels, c->layers, bands[c->bands],
-           c->error ? "on" : "off", c->tie ? ", tied" : "", c->stateful ? ", stateful" : "");
+    printf("harmonic | V %d, C %d, layers %d, %s bands, error %s%s%s", c->vocab, c->channels, c->layers,
+           bands[c->bands], c->error ? "on" : "off", c->tie ? ", tied" : "", c->stateful ? ", stateful" : "");
 }
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -1575,7 +1645,8 @@ static void checkpoint_load(Model* m, const SafeTensors* s, int resume, int* ste
     }
     model_refresh(m);
     if (!resume) return;
-    const char *at = safetensors_metadata(s, "step"), *rng = safetensors_metadata(s, "rng"), *position = safetensors_metadata(s, "position");
+    const char *at = safetensors_metadata(s, "step"), *rng = safetensors_metadata(s, "rng"),
+               *position = safetensors_metadata(s, "position");
     if (!at || !rng || !position || atoi(at) < 0) die("%s does not say its step, rng and position", s->path);
     *step = m->updates = atoi(at);
     data->rng = strtoull(rng, NULL, 10);
@@ -1598,15 +1669,21 @@ static void dump(Model* m, DataLoader* data, const char* path) {
     int n = 0;
     e[n++] = entry("", "tokens", B, T, NULL);
     e[n++] = entry("", "targets", B, T, NULL);
-    for (int i = 0; i < 2; i++) { strcpy(e[i].dtype, "I32"); e[i].bytes = R * sizeof(int); e[i].data = i ? data->targets : data->tokens; }
+    for (int i = 0; i < 2; i++) {
+        strcpy(e[i].dtype, "I32");
+        e[i].bytes = R * sizeof(int);
+        e[i].data = i ? data->targets : data->tokens;
+    }
     e[n] = entry("", "logits", R, V, logits);
     e[n].ndim = 3; e[n].shape[0] = B; e[n].shape[1] = T; e[n].shape[2] = V;
     n++;
     e[n++] = entry("", "loss", 1, 0, &loss);
-    real* host[2] = { host_copy(m->param_memory, t->total, "the dumped parameters"), host_copy(m->grad_memory, t->total, "the dumped gradients") };
+    real* host[2] = { host_copy(m->param_memory, t->total, "the dumped parameters"),
+                     host_copy(m->grad_memory, t->total, "the dumped gradients") };
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < t->count; i++)
-            e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1], host[k] + t->tensors[i].offset);
+            e[n++] = entry(k ? "grad." : "param.", t->tensors[i].name, t->tensors[i].shape[0], t->tensors[i].shape[1],
+                           host[k] + t->tensors[i].offset);
     int error = safetensors_write(path, "\"program\":\"" MODEL_NAME "\"", e, n);
     if (error) die("cannot write %s: %s", path, strerror(error));
     printf("dumped a batch, its logits, loss %.6f, parameters and gradients to %s\n", (double)loss, path);
@@ -1666,13 +1743,16 @@ static void print_plan(const Model* m) {
         printf("%-24s %18s %12zu  %s %-12.4g %s\n", t->name, shape, t->size,
                init_names[t->init], t->scale, t->decay ? "yes" : "no");
     }
-    size_t p = m->table.total * sizeof(float), copy = sizeof(floatX) == sizeof(float) ? 0 : m->table.total * sizeof(floatX);
+    size_t p = m->table.total * sizeof(float),
+           copy = sizeof(floatX) == sizeof(float) ? 0 : m->table.total * sizeof(floatX);
     size_t a = acts_bytes(&m->acts), s = acts_bytes(&m->step), w = workspace_size(m) * sizeof(float);
     size_t all = (m->train ? 4 * p : p) + copy + a + s + w, token = token_bytes(m);
     printf("parameters: %zu\n", model_parameters(m));
     printf("GPU bytes: parameters %zu, their bf16 copy %zu, gradients %zu, AdamW %zu, activations of %d x %d tokens %zu, "
-           "of one token %zu, partial sums %zu\n", p, copy, m->train ? p : 0, m->train ? 2 * p : 0, m->B, m->T, a, s, w);
-    printf("GPU bytes in all: %zu (%.2f GB), and about 0.5 GB that CUDA and its libraries take for themselves\n", all, all / 1e9);
+           "of one token %zu, partial sums %zu\n",
+           p, copy, m->train ? p : 0, m->train ? 2 * p : 0, m->B, m->T, a, s, w);
+    printf("GPU bytes in all: %zu (%.2f GB), and about 0.5 GB that CUDA and its libraries take for themselves\n",
+           all, all / 1e9);
     if (token) printf("keys and values of a generated text: %zu bytes a token\n", token);
     printf("bytes per token of the batch: %.0f\n", (double)a / m->B / m->T);
     printf("matmul FLOPs per token: %.1f M forward and backward\n", model_flops_per_token(m) / 1e6);
@@ -1690,10 +1770,12 @@ static FILE* log_open(const char* path, int resumed, int step) {
     text_add(&kept, "step\ttrain_loss\tval_loss\tbits_per_token\tlr\tgrad_norm\tms\ttok_per_s\taccuracy\n");
     FILE* old = resumed ? fopen(path, "r") : NULL;
     char line[512];
-    while (old && fgets(line, sizeof line, old)) if (isdigit((unsigned char)line[0]) && atoi(line) <= step) text_add(&kept, "%s", line);
+    while (old && fgets(line, sizeof line, old))
+        if (isdigit((unsigned char)line[0]) && atoi(line) <= step) text_add(&kept, "%s", line);
     if (old) fclose(old);
     FILE* f = fopen(path, "w");
-    if (!f || fwrite(kept.chars, 1, kept.length, f) != kept.length || fflush(f) != 0) die("cannot write %s: %s", path, strerror(errno));
+    if (!f || fwrite(kept.chars, 1, kept.length, f) != kept.length || fflush(f) != 0)
+        die("cannot write %s: %s", path, strerror(errno));
     free(kept.chars);
     return f;
 }
@@ -1709,8 +1791,8 @@ static void make_folder(const char* path) {
     free(t.chars);
 }
 
-// Trains from step `done` + 1 to opt.steps: prints a line a step (on a terminal, one that is written over), logs the same
-// to out/log.tsv, validates, samples, saves. Ctrl-C ends it after the step in hand. Returns the signal, or 0.
+// Trains from step `done` + 1 to opt.steps: prints a line a step (on a terminal, one that is written over), logs the
+// same to out/log.tsv, validates, samples, saves. Ctrl-C ends it after the step in hand. Returns the signal, or 0.
 static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* tok, int done) {
     int resumed = opt.resume[0] != 0;
     Text log_path = {}, model_path = {};
@@ -1719,7 +1801,8 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
     make_folder(opt.out);
     if (!resumed && (access(log_path.chars, F_OK) == 0 || access(model_path.chars, F_OK) == 0))
         die("%s already holds a run: choose another --out, or delete it%s%s", opt.out,
-            access(model_path.chars, F_OK) == 0 ? ", or go on with --resume " : "", access(model_path.chars, F_OK) == 0 ? model_path.chars : "");
+            access(model_path.chars, F_OK) == 0 ? ", or go on with --resume " : "",
+            access(model_path.chars, F_OK) == 0 ? model_path.chars : "");
     struct statvfs disk;
     size_t needed = 3 * m->table.total * sizeof(real);
     if (opt.save_every >= 0 && statvfs(opt.out, &disk) == 0 && (double)disk.f_bavail * disk.f_frsize < needed)
@@ -1748,7 +1831,8 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
                 const char* where = not_finite(&m->table, m->param_memory);
                 if (!where) where = not_finite(&m->acts.table, m->acts.memory);
                 if (!where) where = not_finite(&m->acts.exact, m->acts.exact_memory);
-                die("step %d: the loss is %f; the first tensor that is not finite: %s", step, l, where ? where : "none but the loss");
+                die("step %d: the loss is %f; the first tensor that is not finite: %s",
+                    step, l, where ? where : "none but the loss");
             }
             model_backward(m);
             loss += l / opt.accum;
@@ -1758,14 +1842,18 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
         double norm = model_update(m, lr, opt.weight_decay, opt.clip);
         if (!isfinite(norm)) {
             const char* where = not_finite(&m->table, m->grad_memory);
-            die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s", step, norm, where ? where : "none alone");
+            die("step %d: the gradient's norm is %f; the first gradient that is not finite: %s",
+                step, norm, where ? where : "none alone");
         }
         double ms = 1e3 * (now() - start);
         long left = (long)((now() - started) / (step - done) * (opt.steps - step));
         int validate = val && (step == opt.steps || (opt.val_every && step % opt.val_every == 0));
-        int sample = opt.sample_every && step % opt.sample_every == 0, line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
-        printf("%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %ld:%02ld:%02ld", tty ? "\r\033[K" : "",
-               step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3, left / 3600, left / 60 % 60, left % 60);
+        int sample = opt.sample_every && step % opt.sample_every == 0,
+            line_ends = !tty || validate || sample || step == opt.steps || stop_signal;
+        printf(
+            "%sstep %d/%d | loss %.4f | %.4f bits/token | lr %.2e | norm %.3f | %.0f ms | %.0f tok/s | ETA %ld:%02ld:%02ld",
+            tty ? "\r\033[K" : "", step, opt.steps, loss, loss / log(2), lr, norm, ms, tokens / ms * 1e3,
+            left / 3600, left / 60 % 60, left % 60);
         if (generated) printf(" | accuracy %.4f", counted ? correct / counted : 0);
         printf(line_ends ? "\n" : "");
         fflush(stdout);
@@ -1779,11 +1867,15 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
         fprintf(log_file, "\t%.6f\t%.6e\t%.6f\t%.1f\t%.0f\t", loss / log(2), lr, norm, ms, tokens / ms * 1e3);
         if (generated) fprintf(log_file, "%.4f", counted ? correct / counted : 0);
         fprintf(log_file, "\n");
-        if (fflush(log_file) != 0) fprintf(stderr, "warning: cannot write %s: %s; training goes on\n", log_path.chars, strerror(errno)), clearerr(log_file);
+        if (fflush(log_file) != 0)
+            fprintf(stderr, "warning: cannot write %s: %s; training goes on\n", log_path.chars, strerror(errno)),
+            clearerr(log_file);
         if (sample) generate(m, tok, opt.prompt, opt.sample_len, opt.temperature, opt.top_k, opt.seed + (uint64_t)step);
         if (opt.save_every > 0 && step % opt.save_every == 0 && step < opt.steps) {
             error = checkpoint_save(m, data, step, model_path.chars);
-            if (error) fprintf(stderr, "warning: cannot write %s: %s; what it held is untouched, training goes on\n", model_path.chars, strerror(error));
+            if (error)
+                fprintf(stderr, "warning: cannot write %s: %s; what it held is untouched, training goes on\n",
+                        model_path.chars, strerror(error));
         }
     }
     fclose(log_file);
@@ -1805,35 +1897,45 @@ static int train(Model* m, DataLoader* data, DataLoader* val, const Tokenizer* t
 static void open_data(DataLoader* d, const char* files, int mode, uint64_t seed) {
     if (opt.task) loader_task(d, opt.task == 1 ? "copy" : "recall", opt.batch, opt.seq, opt.config.vocab, seed);
     else loader_open(d, files, opt.batch, opt.seq, opt.config.vocab, mode, seed);
-    if (d->vocab > opt.config.vocab) die("%s was made with a vocabulary of %d tokens, the model has --vocab %d", files, d->vocab, opt.config.vocab);
+    if (d->vocab > opt.config.vocab)
+        die("%s was made with a vocabulary of %d tokens, the model has --vocab %d", files, d->vocab, opt.config.vocab);
 }
 
 #ifndef TESTING
 int main(int argc, char** argv) {
-    options_parse(option_table, sizeof option_table / sizeof *option_table, presets, sizeof presets / sizeof *presets, argc, argv);
+    options_parse(option_table, sizeof option_table / sizeof *option_table, presets,
+                  sizeof presets / sizeof *presets, argc, argv);
     // what to do, from what is given
     Config* c = &opt.config;
     const char* source = opt.resume[0] ? opt.resume : opt.init;
     SafeTensors file = {};
     if (opt.resume[0] && opt.init[0]) die("--resume continues a run, --init starts a new one: give one of them");
-    if ((opt.eval || opt.generate) && !source[0]) die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
+    if ((opt.eval || opt.generate) && !source[0])
+        die("--%s needs a trained model: --init out/model.safetensors", opt.eval ? "eval" : "generate");
     if (source[0]) {
         safetensors_read(&file, source);
         options_adopt(&file, MODEL_NAME, opt.resume[0] ? ADOPT_RUN : opt.eval ? ADOPT_SHAPE : ADOPT_MODEL);
         Option* out = option_find("out");
         const char* slash = strrchr(opt.resume, '/');
-        if (opt.resume[0] && out->set == 0) { opt.out = strdup(slash ? opt.resume : "."); if (slash) ((char*)opt.out)[slash - opt.resume] = '\0'; }
+        if (opt.resume[0] && out->set == 0) {
+            opt.out = strdup(slash ? opt.resume : ".");
+            if (slash) ((char*)opt.out)[slash - opt.resume] = '\0';
+        }
     }
     int training = !opt.eval && !opt.generate;
     if (opt.min_lr < 0) opt.min_lr = opt.lr / 10;
     if (opt.warmup < 0) opt.warmup = opt.steps / 10 < 100 ? opt.steps / 10 : 100;
     if (opt.min_lr > opt.lr) die("--min-lr %g is above --lr %g", opt.min_lr, opt.lr);
     if (opt.warmup > opt.steps) die("--warmup %d is longer than --steps %d", opt.warmup, opt.steps);
-    if ((double)opt.batch * opt.seq > INT32_MAX) die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches", opt.batch, opt.seq);
-    if (opt.task && (opt.train[0] || opt.val[0])) die("--task generates its sequences: leave --train and --val out, or --task");
+    if ((double)opt.batch * opt.seq > INT32_MAX)
+        die("--batch %d x --seq %d is more than 2^31 tokens; --accum makes a step of several batches",
+            opt.batch, opt.seq);
+    if (opt.task && (opt.train[0] || opt.val[0]))
+        die("--task generates its sequences: leave --train and --val out, or --task");
     config_check(c);
     if (opt.prompt[0] && !opt.tokenizer[0]) die("--prompt needs a --tokenizer to turn it into tokens");
-    if (training && !opt.plan && !opt.train[0] && !opt.task) die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
+    if (training && !opt.plan && !opt.train[0] && !opt.task)
+        die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
     if (opt.eval && !opt.val[0] && !opt.task) die("--eval needs --val FILES");
 
     // the vocabulary: --vocab, else the tokenizer's, else the preset's, else the data's, else GPT-2's
@@ -1842,7 +1944,8 @@ int main(int argc, char** argv) {
     if (opt.tokenizer[0]) {
         tokenizer_load(&tokenizer, opt.tokenizer);
         if (vocab->set < 2) c->vocab = tokenizer.vocab;
-        if (tokenizer.vocab > c->vocab) die("%s has %d tokens, the model --vocab %d", opt.tokenizer, tokenizer.vocab, c->vocab);
+        if (tokenizer.vocab > c->vocab)
+            die("%s has %d tokens, the model --vocab %d", opt.tokenizer, tokenizer.vocab, c->vocab);
     } else if (vocab->set == 0 && opt.task) c->vocab = 64;
     else if (vocab->set == 0 && (opt.train[0] || opt.val[0])) {
         DataLoader look;
@@ -1879,11 +1982,13 @@ int main(int argc, char** argv) {
     }
     char text[128];
     config_describe(c);
-    printf(" | %zu parameters | %s on %s\n", model_parameters(&m), sizeof(floatX) == 2 ? "bf16" : use_tf32 ? "tf32" : "fp32", device_name);
+    printf(" | %zu parameters | %s on %s\n",
+           model_parameters(&m), sizeof(floatX) == 2 ? "bf16" : use_tf32 ? "tf32" : "fp32", device_name);
     if (training) {
         if (!opt.task) printf("train %zu tokens", data.num_tokens);
         if (has_val && !opt.task) printf(" | val %zu tokens, %zu batches | ", val.num_tokens, val.num_batches);
-        printf("a step is %d x %d x %d = %.0f tokens\n", opt.accum, opt.batch, opt.seq, (double)opt.accum * opt.batch * opt.seq);
+        printf("a step is %d x %d x %d = %.0f tokens\n",
+               opt.accum, opt.batch, opt.seq, (double)opt.accum * opt.batch * opt.seq);
         int stopped = opt.steps > 0 ? train(&m, &data, has_val ? &val : NULL, tok, done) : 0;
         if (stopped) return 128 + stopped;
     }
