@@ -3271,6 +3271,7 @@ int main(int argc, char** argv) {
     if (training && !opt.plan && !opt.train[0] && !opt.task)
         die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
     if (opt.eval && !opt.val[0] && !opt.task) die("--eval needs --val FILES");
+    if (opt.dump[0] && !training) die("--dump writes a batch of training: leave --%s out", opt.eval ? "eval" : "generate");
 
     // the vocabulary: --vocab, else the tokenizer's, else the preset's, else the data's, else GPT-2's
     Tokenizer tokenizer = {0};

@@ -200,6 +200,19 @@ static void workspace_reserve(size_t floats) {
 // Grids are one-dimensional in the long direction (2^31 blocks allowed).
 static unsigned blocks(size_t n, size_t size) { return (unsigned)((n + size - 1) / size); }
 
+// Lets a kernel have so many bytes of shared memory a block, and returns them: more than 48 KB must be asked for. GPUs of
+// compute capability 8.0 and 9.0 give 160 KB and more, 8.6 and 8.9 give 99.
+template <typename Kernel>
+static size_t shared_ask(Kernel* kernel, size_t bytes, const char* what) {
+    int most = 0;
+    cudaCheck(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    if (bytes > (size_t)most)
+        die("%s of this size need %zu KB of shared memory a block, and %s has %d: choose smaller ones",
+            what, bytes >> 10, device_name, most >> 10);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    return bytes;
+}
+
 // N numbers that are loaded and stored at once: 8 of bf16 are 16 bytes, the widest access there is. Their address must
 // be a multiple of their size, so kernels are compiled twice:
 // N = 8 for rows of a multiple of 8 channels, and N = 1 for any other.
@@ -921,13 +934,11 @@ enum { TILE = 32, SQUARE = TILE + 1 };      // SQUARE: numbers from row to row o
 // What all of them must know of the shape
 struct Heads { size_t B, T, H, G, D, W, window, block; };
 
-// Bytes of shared memory for so many tiles of D numbers a row, and squares. More than 48 KB a block must be asked for.
+// Shared memory for so many tiles of D numbers a row, and squares.
 template <typename Kernel>
 static size_t shared_bytes(Kernel* kernel, size_t D, int tiles, int squares) {
-    size_t width = D <= 32 ? 32 : D <= 64 ? 64 : 128,
-           bytes = (tiles * TILE * (width + 1) + squares * TILE * SQUARE) * sizeof(float);
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    return bytes;
+    size_t width = D <= 32 ? 32 : D <= 64 ? 64 : 128;
+    return shared_ask(kernel, (tiles * TILE * (width + 1) + squares * TILE * SQUARE) * sizeof(float), "attention heads");
 }
 
 // The map of linear attention, elu + 1: positive, so that sums of products can be divided by. And its derivative.
@@ -1985,8 +1996,7 @@ static void selective_scan_backward(float* dx, floatX* ddt, floatX* dbc, float* 
     cudaCheck(cudaGetLastError());
     selective_scan_backward_carry_kernel<<<blocks(B * N * E, 64), 64>>>(carries, total, a_log, q);
     cudaCheck(cudaGetLastError());
-    cudaCheck(cudaFuncSetAttribute(selective_scan_backward_apply_kernel,
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    shared_ask(selective_scan_backward_apply_kernel, shared, "mamba's states (--d-state)");
     unsigned grid = (unsigned)(B * q.chunks * parts);
     selective_scan_backward_apply_kernel<<<grid, STATES * CHANNELS, shared>>>(
         dx, ddt, shares, carries, dy, x, dt, bc, starts, a_log, b_dt, d, q, parts);
@@ -4444,6 +4454,7 @@ int main(int argc, char** argv) {
     if (training && !opt.plan && !opt.train[0] && !opt.task)
         die("nothing to train on: give --train FILES or --task copy ('make run' shows how)");
     if (opt.eval && !opt.val[0] && !opt.task) die("--eval needs --val FILES");
+    if (opt.dump[0] && !training) die("--dump writes a batch of training: leave --%s out", opt.eval ? "eval" : "generate");
 
     // the vocabulary: --vocab, else the tokenizer's, else the preset's, else the data's, else GPT-2's
     Tokenizer tokenizer = {};

@@ -147,6 +147,7 @@ fails "--resume and --init" "one of them" train --resume $good --init $good
 fails "--eval of nothing" "--init" train --eval --val val.bin
 fails "--generate from nothing" "--init" train --generate
 fails "--eval on nothing" "--val" train --eval --init $good
+fails "--dump with --eval" "leave --eval out" train --eval --init $good --val val.bin --dump d.safetensors
 fails "--task and --train" "--task" train --task copy --train train.bin "${SMALL[@]}" --out bad
 fails "--task that never ends" "--val-batches 0" train --task copy "${SMALL[@]}" --val-batches 0 --out bad
 fails "--min-lr above --lr" "--min-lr" small train.bin --lr 1e-3 --min-lr 1
