@@ -69,6 +69,8 @@ int main(int argc, char** argv) {
 
     for (size_t i = 1; i < sizeof LEARN / sizeof LEARN[0]; i++) {
         c = LEARN[i].config;
+        config_describe(&c);
+        printf("\n");
         model_build(&m, &c, 32, LEARN[i].seq, 1);
         model_init(&m, seed);
         loader_task(&loader, LEARN[i].task, 32, LEARN[i].seq, c.vocab, seed);

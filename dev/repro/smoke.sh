@@ -1,10 +1,11 @@
 #!/bin/bash
-# smoke.sh: Harmonic and its four baselines on WikiText-2, one after another: the same tokens in the same order, the same
-# optimizer and schedule (those of Harmonic's own run in README.md), C = 256, about the same number of parameters. Prints a
-# table; tokens/s are of the median step. It is a smoke test of a comparison, 10 to 20 minutes a model on a laptop's CPU:
-# one seed, one setting, far fewer tokens than any model here could learn from.
+# smoke.sh: Harmonic, its four baselines, and the Transformer of its paper, on WikiText-2, one after another: the same tokens
+# in the same order, the same optimizer and schedule (those of Harmonic's own run in README.md), C = 256, about the same
+# number of parameters. Prints a table; tokens/s are of the median step. It is a smoke test of a comparison, 10 to 20 minutes
+# a model on a laptop's CPU: one seed, one setting, far fewer tokens than any model here could learn from.
 #
-#   make cpu && data/wikitext2.sh --bpe 4096 && dev/repro/smoke.sh        STEPS=700 (of 8,192 tokens) LR=4e-3 OUT=out/smoke
+#   make cpu && data/wikitext2.sh --bpe 4096 && dev/repro/smoke.sh        STEPS=700 (of 8,192 tokens) LR=4e-3
+#                                                                         OUT=out/smoke ONLY="mamba hyena" (else all)
 cd "$(dirname "$0")/../.." || exit 1
 STEPS=${STEPS:-700} LR=${LR:-4e-3} OUT=${OUT:-out/smoke} DATA=${DATA:-data/wikitext2}
 [ -e "$DATA/train.bin" ] || { echo "no $DATA/train.bin: run data/wikitext2.sh --bpe 4096 first" >&2; exit 2; }
@@ -16,6 +17,7 @@ table="| model | parameters | val nats | bits/token | bits/byte | tokens/s | MB 
 |---|---|---|---|---|---|---|"
 run() { # NAME PROGRAM FLAGS...
     local name=$1 program=$2 log=$OUT/$1.log parameters bytes final
+    [[ -z $ONLY || " $ONLY " = *" $name "* ]] || return
     shift 2
     mkdir -p "$OUT"
     parameters=$($program $common "$@" --plan | sed -n 's/^parameters: //p')
@@ -27,6 +29,7 @@ run() { # NAME PROGRAM FLAGS...
 }
 run harmonic    build/cpu/train_harmonic
 run transformer build/cpu/train_baselines --model transformer --layers 3 --heads 4
+run harmonic-tf build/cpu/train_baselines --model transformer --layers 3 --heads 4 --pos none --norm layer --post-norm --mlp gelu --weights spread
 run mamba       build/cpu/train_baselines --model mamba --layers 5
 run mamba2      build/cpu/train_baselines --model mamba2 --layers 5
 run hyena       build/cpu/train_baselines --model hyena --layers 3
