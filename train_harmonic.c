@@ -38,8 +38,8 @@
 // for how the vocabulary is kept out of memory; main last. Choices where the paper is silent are marked [fill].
 //
 // Measured (2 cores of a Xeon with AVX-512, gcc 12; `make bench` prints it): a step of harmonic-28m on 16,384 tokens
-// takes 8.1 s, 51% of the machine's multiply-add peak; 84% of it is the head. Matrix products run at 63% to 85% of that
-// peak, the scans at 69% and 85% of the bandwidth of copying. 490 us a token at 1 x 65,536 tokens, 492 at 64 x 1,024.
+// takes 7.7 s, 56% of the machine's multiply-add peak; 86% of it is the head. Matrix products run at 61% to 90% of that
+// peak, the scans at 49% and 65% of the bandwidth of copying. 490 us a token at 1 x 65,536 tokens, 492 at 64 x 1,024.
 //
 // Build and run:   make run        Everything it can do:   ./build/cpu/train_harmonic --help
 
@@ -1531,8 +1531,8 @@ int main(int argc, char** argv) {
     config_describe(c);
     printf(" | %zu parameters | %d threads\n", model_parameters(&m), threads);
     if (training) {
-        if (!opt.task) printf("train %zu tokens", data.num_tokens);
-        if (has_val && !opt.task) printf(" | val %zu tokens, %zu batches | ", val.num_tokens, val.num_batches);
+        if (!opt.task) printf("train %zu tokens | ", data.num_tokens);
+        if (has_val && !opt.task) printf("val %zu tokens, %zu batches | ", val.num_tokens, val.num_batches);
         printf("a step is %d x %d x %d = %.0f tokens\n",
                opt.accum, opt.batch, opt.seq, (double)opt.accum * opt.batch * opt.seq);
         int stopped = opt.steps > 0 ? train(&m, &data, has_val ? &val : NULL, tok, done) : 0;

@@ -1986,8 +1986,8 @@ int main(int argc, char** argv) {
     printf(" | %zu parameters | %s on %s\n",
            model_parameters(&m), sizeof(floatX) == 2 ? "bf16" : use_tf32 ? "tf32" : "fp32", device_name);
     if (training) {
-        if (!opt.task) printf("train %zu tokens", data.num_tokens);
-        if (has_val && !opt.task) printf(" | val %zu tokens, %zu batches | ", val.num_tokens, val.num_batches);
+        if (!opt.task) printf("train %zu tokens | ", data.num_tokens);
+        if (has_val && !opt.task) printf("val %zu tokens, %zu batches | ", val.num_tokens, val.num_batches);
         printf("a step is %d x %d x %d = %.0f tokens\n",
                opt.accum, opt.batch, opt.seq, (double)opt.accum * opt.batch * opt.seq);
         int stopped = opt.steps > 0 ? train(&m, &data, has_val ? &val : NULL, tok, done) : 0;
