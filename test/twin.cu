@@ -573,18 +573,21 @@ static double compare_tensors(Ref* r, const Model* m, int kind, const float* got
     *together = ratio(sqrt(apart), sqrt(all));
     return top;
 }
-// Where a query sees one key only, its gradient is zero but for rounding, and AdamW makes a full step of it: of numbers whose
-// largest gradient of all steps (peak) is that small against their tensor's, `got` and `before` are set to what the .c has.
+// AdamW makes a full step of a gradient that is zero but for rounding. So of numbers whose largest gradient of all steps (peak)
+// is that small against their tensor's (where a query sees one key only), and of tensors that small against all gradients (a
+// bias of one number, whose gradient is a sum that cancels), `got` and `before` are set to what the .c has.
 static void forget_noise(Ref* r, const Model* m, const float* peak, float* got, float* before) {
+    double all = norm_of(peak, m->table.total);
     for (int i = 0; i < ref_tensors(r); i++) {
         size_t n;
         const float* want = ref_tensor(r, REF_PARAM, ref_tensor_name(r, i), &n);
         const Tensor* t = find_tensor(m, ref_tensor_name(r, i));
+        int small = norm_of(peak + t->offset, n) < (BF16 ? 2e-3 : 1e-6) * all;
         double top = 0;
         for (size_t k = 0; k < n; k++) top = fmax(top, peak[t->offset + k]);
         for (size_t k = 0; k < n; k++) {
             double g = peak[t->offset + k];
-            if (g > 0 && g < (BF16 ? 1e-2 : 1e-4) * top) got[t->offset + k] = before[t->offset + k] = want[k];
+            if (g > 0 && (small || g < (BF16 ? 1e-2 : 1e-4) * top)) got[t->offset + k] = before[t->offset + k] = want[k];
         }
     }
 }
