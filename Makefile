@@ -47,7 +47,7 @@ endef
 
 help: found
 	@echo
-	@echo "make run         train Harmonic on this project's own source text, about a minute (MODEL=... for another model)"
+	@echo "make run         train Harmonic on this project's own source text, about a minute (MODEL=baselines PRESET=mamba-tiny for another)"
 	@echo "make test        all tests, no GPU, no network (MODEL=harmonic: one model's)"
 	@echo "make cpu         build/cpu/train_X and build/dev/prepare"
 	@echo "make cuda        build/cuda/train_X with nvcc (PRECISION=fp32, ARCH=sm_90)"
@@ -85,12 +85,13 @@ build/cuda/train_%: train_%.cu $(HEADERS)
 # make run
 
 RUN  := $(firstword $(MODEL))
+PRESET ?= $(if $(filter baselines,$(RUN)),transformer,$(RUN))-tiny      # PRESET=mamba-tiny: another of the presets
 PROG := build/$(if $(and $(NVCC),$(GPU)),cuda,cpu)/train_$(RUN)
 
 run: found build/dev/prepare $(PROG)
 	@PREPARE=build/dev/prepare data/self.sh
 	@rm -rf build/run
-	@$(PROG) --preset $(RUN)-tiny --train data/self/train.bin --val data/self/val.bin --tokenizer bytes --val-batches 0 --out build/run
+	@$(PROG) --preset $(strip $(PRESET)) --train data/self/train.bin --val data/self/val.bin --tokenizer bytes --val-batches 0 --out build/run
 	@echo; echo "--- 500 bytes from the trained model, after 'static void ':"; echo
 	@$(PROG) --init build/run/model.safetensors --generate --prompt "static void " --sample-len 500 --temperature 0.7
 	@echo

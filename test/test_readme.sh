@@ -34,6 +34,14 @@ while IFS= read -r line; do
     [ "$failed" = 0 ] || head -n 1 log
 done < commands
 
+# ---- make run of every model takes a preset that the program knows
+for program in "$root"/train_*.c; do
+    model=$(basename "$program" .c) model=${model#train_}
+    preset=$(make -n -C "$root" run MODEL="$model" 2> /dev/null | grep -o 'train_'"$model"' --preset [a-z0-9-]*' | sed 's/.* //')
+    [ -n "$preset" ] && [ -x "build/cpu/train_$model" ] && "build/cpu/train_$model" --preset "$preset" --plan > /dev/null
+    report $? "make run MODEL=$model: $preset"
+done
+
 # ---- named things exist
 for target in $(grep -oE '(`|^    )make [a-z][a-z-]+' "$root/README.md" | awk '{ print $2 }' | sort -u); do
     grep -qE "^\.PHONY:.* $target( |$)" "$root/Makefile"; report $? "make $target"
