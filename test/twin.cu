@@ -96,7 +96,6 @@ template <typename F> static double error_of(F* device, const float* b, size_t n
     free(a);
     return error;
 }
-static double worst(double a, double b) { return !(a <= b) ? a : b; }       // NaN wins
 
 // ----------------------------------------------------------------------------------------------------------------
 // layers
@@ -137,7 +136,7 @@ static void check_linear(size_t rows, size_t IC, size_t OC, size_t ldw, size_t s
     double e = error_of(DWnew, dw, OC * ldw);
     for (size_t i = 0; i < rows * IC; i++) dx[i] += dx_new[i];
     ref_linear_backward(NULL, NULL, bias ? db : NULL, dout, x, w + skip, rows, IC, OC, ldw);
-    double ey = error_of(Out, out, rows * OC), ex = error_of(DX, dx, rows * IC), ew = worst(e, error_of(DW, dw, OC * ldw)), eb = error_of(DB, db, OC);
+    double ey = error_of(Out, out, rows * OC), ex = error_of(DX, dx, rows * IC), ew = worse(e, error_of(DW, dw, OC * ldw)), eb = error_of(DB, db, OC);
     double en = error_of(DXnew, dx_new, rows * IC);
     check(ey <= LAYER_BOUND && ex <= 1e-5 && ew <= 1e-5 && eb <= 1e-5 && en <= LAYER_BOUND, "linear %zu x %zu -> %zu, ldw %zu%s%s: out %.1e, dx %.1e, written dx %.1e, dw %.1e, db %.1e",
           rows, IC, OC, ldw, add ? ", added" : "", bias ? ", bias" : "", ey, ex, en, ew, eb);
@@ -214,8 +213,8 @@ static void check_layernorm(size_t rows, size_t C, int weights, int add) {
     if (!add) memset(dx, 0, rows * C * sizeof(float));
     ref_layernorm_forward(out, mean, rstd, x, weights ? w : NULL, weights ? b : NULL, rows, C);
     ref_layernorm_backward(dx, weights ? dw : NULL, weights ? db : NULL, dout, x, mean, rstd, weights ? w : NULL, rows, C);
-    double e_out = error_of(Out, out, rows * C), e_stat = worst(error_of(Mean, mean, rows), error_of(Rstd, rstd, rows));
-    double e_dx = error_of(DX, dx, rows * C), e_dw = worst(error_of(DW, dw, C), error_of(DB, db, C)), bound = sizeof(D) == 2 ? LAYER_BOUND : 1e-5;
+    double e_out = error_of(Out, out, rows * C), e_stat = worse(error_of(Mean, mean, rows), error_of(Rstd, rstd, rows));
+    double e_dx = error_of(DX, dx, rows * C), e_dw = worse(error_of(DW, dw, C), error_of(DB, db, C)), bound = sizeof(D) == 2 ? LAYER_BOUND : 1e-5;
     check(e_out <= LAYER_BOUND && e_stat <= 1e-5 && e_dx <= bound && e_dw <= 1e-5,
           "layernorm, rows %zu, C %zu%s%s, x %s, dx %s: out %.1e, statistics %.1e, dx %.1e, dw and db %.1e", rows, C, weights ? ", weights" : "", add ? ", added" : "",
           sizeof(X) == 2 ? "bf16" : "float", sizeof(D) == 2 ? "bf16" : "float", e_out, e_stat, e_dx, e_dw);
@@ -345,7 +344,7 @@ static void check_attention(int linear, size_t window, size_t block, size_t B, s
         linear_attention_forward(Out, Lse, State, QKV, B, T, H, G, D);
         ref_linear_attention_forward(out, lse, state, qkv, B, T, H, G, D);
         e_state = error_of(State, state, states);
-        e_state = worst(e_state, error_of(Out, out, R * C));
+        e_state = worse(e_state, error_of(Out, out, R * C));
         Out = unwritten<floatX>(R * C);
         memset(state, 0, states * sizeof(float));
         linear_attention_forward(Out, Lse, NULL, QKV, B, T, H, G, D);
@@ -629,7 +628,7 @@ static double compare_states(Ref* r, Model* m, int step) {
     size_t n;
     for (int i = 0; (p = ref_state(r, step, i, &n)) != NULL; i++) {
         float* x = read_all(a->state_memory + a->states.tensors[i].offset, n);
-        top = worst(distance_of(x, p, n) / norm_of(p, n), top);
+        top = worse(distance_of(x, p, n) / norm_of(p, n), top);
         free(x);
     }
     return top;
