@@ -85,13 +85,14 @@ build/cuda/train_%: train_%.cu $(HEADERS)
 # make run
 
 RUN  := $(firstword $(MODEL))
-PRESET ?= $(if $(filter baselines,$(RUN)),transformer,$(RUN))-tiny      # PRESET=mamba-tiny: another of the presets
+# PRESET=mamba-tiny: another of the presets
+PRESET ?= $(if $(filter baselines,$(RUN)),transformer,$(RUN))-tiny
 PROG := build/$(if $(and $(NVCC),$(GPU)),cuda,cpu)/train_$(RUN)
 
 run: found build/dev/prepare $(PROG)
 	@PREPARE=build/dev/prepare data/self.sh
 	@rm -rf build/run
-	@$(PROG) --preset $(strip $(PRESET)) --train data/self/train.bin --val data/self/val.bin --tokenizer bytes --val-batches 0 --out build/run
+	@$(PROG) --preset $(PRESET) --train data/self/train.bin --val data/self/val.bin --tokenizer bytes --val-batches 0 --out build/run
 	@echo; echo "--- 500 bytes from the trained model, after 'static void ':"; echo
 	@$(PROG) --init build/run/model.safetensors --generate --prompt "static void " --sample-len 500 --temperature 0.7
 	@echo

@@ -6,7 +6,7 @@
 //
 //     bench [--preset NAME] [--model ...] [--batch 16] [--quick] [--check]
 //
-// It takes train_X's flags for the model and the batch; without any, X's first preset. --quick: an eighth of the tokens.
+// It takes train_X's flags for the model and the batch; without --preset or --model, X's first preset. --quick: an eighth of the tokens.
 // --check: exit code 1 where a target is missed; otherwise the lines only say so.
 #include "model.h"
 
@@ -126,18 +126,19 @@ static void bench_sum_rows(size_t R, size_t C, int calls) {
     free(x); free(b);
 }
 
-#ifdef HAS_SILU
-static void bench_silu(size_t R, size_t C, int forwards, int backwards) {
+// An activation function: `forward` and `backward` are silu_forward and silu_backward, or their like; FLOPs a number.
+typedef void pointwise(real* out, const real* x, size_t rows, size_t C);
+static void bench_pointwise(const char* what, pointwise* forward, pointwise* backward, double forward_flops, double backward_flops,
+                            size_t R, size_t C, int forwards, int backwards) {
     real *x = filled(R * C), *y = filled(R * C);
     char name[64];
     double n = (double)R * C;
-    snprintf(name, sizeof name, "silu forward %zu x %zu", R, C);
-    row(TIME(silu_forward(y, x, R, C)), 25 * n, 2 * sizeof(real) * n, forwards, name);
-    snprintf(name, sizeof name, "silu backward %zu x %zu", R, C);
-    row(TIME(silu_backward(y, x, R, C)), 29 * n, 3 * sizeof(real) * n, backwards, name);
+    snprintf(name, sizeof name, "%s forward %zu x %zu", what, R, C);
+    row(TIME(forward(y, x, R, C)), forward_flops * n, 2 * sizeof(real) * n, forwards, name);
+    snprintf(name, sizeof name, "%s backward %zu x %zu", what, R, C);
+    row(TIME(backward(y, x, R, C)), backward_flops * n, 3 * sizeof(real) * n, backwards, name);
     free(x); free(y);
 }
-#endif
 
 #ifdef HAS_LAYERNORM
 static void bench_layernorm(size_t R, size_t C, int weights, int calls) {
@@ -183,19 +184,6 @@ static void bench_rmsnorm(size_t R, size_t C, int calls) {
 }
 #endif
 
-#ifdef HAS_GELU
-static void bench_gelu(size_t R, size_t C, int forwards, int backwards) {
-    real *x = filled(R * C), *y = filled(R * C);
-    char name[64];
-    double n = (double)R * C;
-    snprintf(name, sizeof name, "gelu forward %zu x %zu", R, C);
-    row(TIME(gelu_forward(y, x, R, C)), (EXP + 10) * n, 2 * sizeof(real) * n, forwards, name);
-    snprintf(name, sizeof name, "gelu backward %zu x %zu", R, C);
-    row(TIME(gelu_backward(y, x, R, C)), (EXP + 19) * n, 3 * sizeof(real) * n, backwards, name);
-    free(x); free(y);
-}
-#endif
-
 #ifdef HAS_SWIGLU
 static void bench_swiglu(size_t R, size_t C, int forwards, int backwards) {
     real *z = filled(R * C), *up = filled(R * C), *y = filled(R * C), *dup = filled(R * C);
@@ -210,11 +198,11 @@ static void bench_swiglu(size_t R, size_t C, int forwards, int backwards) {
 #endif
 
 #ifdef HAS_ATTENTION
-// Attention on heads of D numbers, with RoPE's turning around it. `pairs`: (query, key) pairs that are seen, over all rows and heads.
+// Attention on heads of D numbers, with RoPE's turning around it.
 static void bench_attention(const Config* c, size_t B, size_t T, int calls) {
     size_t C = c->channels, H = c->heads, G = c->kv_heads, D = C / H, W = C + 2 * G * D, R = B * T;
     real *qkv = filled(R * W), *dqkv = filled(R * W), *out = filled(R * C), *dout = filled(R * C), *lse = filled(R * H), *delta = filled(R * H), *table = filled(T * D);
-    double pairs = 0, moved = sizeof(real) * (double)R * (W + C);
+    double pairs = 0, moved = sizeof(real) * (double)R * (W + C);       // (query, key) pairs that are seen, over all rows and heads
     for (size_t t = 0; t < T; t++) pairs += (double)B * H * (t + 1 - first_key(t, c->window, c->block));
     row(TIME(rope(qkv, table, 1, B, T, W, H + G, D)), 3.0 * R * (C + G * D), 2 * sizeof(real) * (double)R * (C + G * D), c->pos == ROPE ? 2 * calls : 0, "rope");
     if (c->attention == LINEAR) {

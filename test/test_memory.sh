@@ -7,11 +7,13 @@ PEAK="$W/peak"
 export OMP_NUM_THREADS=2
 LONG=(--task copy --vocab 16 --channels 16 --layers 1 --batch 1 --seq 16384 --steps 1 --val-batches 1 --save-every -1)
 
+planned() { train "${LONG[@]}" "$@" --plan | sed -n 's/^bytes in all: \([0-9]*\).*/\1/p'; }
+
 # fits NAME FLAGS...
 fits() {
     local plan longer peak
-    plan=$(train "${LONG[@]}" "${@:2}" --plan | sed -n 's/^bytes in all: \([0-9]*\).*/\1/p')
-    longer=$(train "${LONG[@]}" "${@:2}" --seq 65536 --plan | sed -n 's/^bytes in all: \([0-9]*\).*/\1/p')
+    plan=$(planned "${@:2}")
+    longer=$(planned "${@:2}" --seq 65536)
     [ -n "$plan" ] && [ "$plan" -lt 500000000 ] && [ "$longer" -le $((4 * plan)) ] && [ "$longer" -gt "$plan" ]
     report $? "$1: the plan is $plan bytes, less than half of a (T,T) tensor, and $longer for 65,536 tokens"
     rm -rf run

@@ -117,6 +117,8 @@ run() { # NAME PROGRAM FLAGS...
     "$@" > "$name.log" 2>&1
 }
 
+planned() { "$@" --plan | sed -n 's/.*GPU bytes in all: \([0-9]*\).*/\1/p'; } # PROGRAM FLAGS...
+
 programs() { # FLAGS...
     local small="--layers 2 --vocab 256 --channels 24 --batch 2 --seq 33 --accum 2 --val-batches 2 --lr 3e-3 --warmup 1 --schedule constant --sample-every 0 $*" bytes longer code
     local folder
@@ -147,13 +149,13 @@ programs() { # FLAGS...
         "dumps: loss $(dumped d1.log) in C, $(dumped d2.log) in CUDA"
 
     # the memory that the plan says, to the byte
-    bytes=$("$cu" $data $small --plan | grep -o 'GPU bytes in all: [0-9]*' | grep -o '[0-9]*')
+    bytes=$(planned "$cu" $data $small)
     CUDA_ON_CPU_MEMORY=$bytes run enough "$cu" $data $small --steps 1 --save-every -1 --out enough
     code=$?
     CUDA_ON_CPU_MEMORY=$((bytes - 1)) run short "$cu" $data $small --steps 1 --save-every -1 --out short
     check "$([ -n "$bytes" ] && [ $code = 0 ] && [ "$(final enough.log)" ] && echo 1)" "runs in the $bytes bytes of --plan"
-    longer=$("$cu" $data $small --batch 1 --seq 65536 --plan | grep -o 'GPU bytes in all: [0-9]*' | grep -o '[0-9]*')
-    bytes=$("$cu" $data $small --batch 1 --seq 16384 --plan | grep -o 'GPU bytes in all: [0-9]*' | grep -o '[0-9]*')
+    longer=$(planned "$cu" $data $small --batch 1 --seq 65536)
+    bytes=$(planned "$cu" $data $small --batch 1 --seq 16384)
     check "$([ -n "$bytes" ] && [ "$longer" -le $((4 * bytes)) ] && [ "$longer" -gt "$bytes" ] && echo 1)" "the plan of 1 x 65,536 tokens: $longer bytes, of 1 x 16,384: $bytes"
     check "$(grep -q '^error: not enough GPU memory: .*--plan' short.log && [ ! -e short/model.safetensors ] && echo 1)" "one byte less: $(head -n 1 short.log)"
 }

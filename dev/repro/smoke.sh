@@ -16,12 +16,13 @@ common="--train $DATA/train.bin --val $DATA/val.bin --tokenizer $DATA/tokenizer.
 table="| model | parameters | val nats | bits/token | bits/byte | tokens/s | MB |
 |---|---|---|---|---|---|---|"
 run() { # NAME PROGRAM FLAGS...
-    local name=$1 program=$2 log=$OUT/$1.log parameters bytes final
+    local name=$1 program=$2 log=$OUT/$1.log plan parameters bytes final
     [[ -z $ONLY || " $ONLY " = *" $name "* ]] || return
     shift 2
     mkdir -p "$OUT"
-    parameters=$($program $common "$@" --plan | sed -n 's/^parameters: //p')
-    bytes=$($program $common "$@" --plan | sed -n 's/^bytes in all: \([0-9]*\).*/\1/p')
+    plan=$($program $common "$@" --plan) || exit 2
+    parameters=$(sed -n 's/^parameters: //p' <<< "$plan")
+    bytes=$(sed -n 's/^bytes in all: \([0-9]*\).*/\1/p' <<< "$plan")
     $program $common "$@" --out "$OUT/$name" | tee "$log" || exit 1
     final=$(grep '^final' "$log") || exit 1
     table="$table

@@ -164,7 +164,7 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
             bench_linear(R, E, 2 * N, layers); \
             bench_linear(R, rank, E, layers); \
             bench_short_conv(B, T, E, (c)->conv, layers); \
-            bench_silu(R, E, 2 * layers, layers);           /* forwards: once more in the backward, like swiglu's */ \
+            bench_pointwise("silu", silu_forward, silu_backward, EXP + 1, EXP + 5, R, E, 2 * layers, layers);      /* forwards: once more in the backward, like swiglu's */ \
             bench_selective_scan(mamba_chunk(c, T), B, T, E, N, layers); \
             bench_swiglu(R, E, 2 * layers, layers); \
         } \
@@ -175,7 +175,7 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
             bench_linear(R, C, mamba2_heads(c), layers); \
             bench_linear(R, E, C, layers); \
             bench_short_conv(B, T, W, (c)->conv, layers); \
-            bench_silu(R, W, 2 * layers, layers); \
+            bench_pointwise("silu", silu_forward, silu_backward, EXP + 1, EXP + 5, R, W, 2 * layers, layers); \
             bench_ssd(mamba2_chunk(c, T), B, T, mamba2_heads(c), (c)->head_dim, N, layers); \
             bench_swiglu(R, E, 2 * layers, layers); \
             bench_rmsnorm(R, E, layers); \
@@ -194,7 +194,7 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
         } \
         if ((c)->mlp == SWIGLU) bench_swiglu(R, F, 2 * layers, layers); \
         if ((c)->mlp == GELU) { \
-            bench_gelu(R, F, 2 * layers, layers); \
+            bench_pointwise("gelu", gelu_forward, gelu_backward, EXP + 10, EXP + 19, R, F, 2 * layers, layers); \
             bench_sum_rows(R, F, layers); \
             bench_sum_rows(R, C, layers); \
         } \

@@ -94,7 +94,7 @@ static const struct { const char* task; int seq, steps; double lr, bound; Config
         bench_linear(HEAD_ROWS, C, V, -1);      /* inside the head */ \
         bench_sum_rows(B * T, 2 * C, 6); \
         bench_sum_rows(B * T, C, 6); \
-        bench_silu(B * T, 2 * C, 12, 6);        /* forwards: once more in the backward */ \
+        bench_pointwise("silu", silu_forward, silu_backward, EXP + 1, EXP + 5, B * T, 2 * C, 12, 6);      /* forwards: once more in the backward */ \
         bench_layernorm(B * T, C, 1, 3); \
         bench_layernorm(B * T, C, 0, 2); \
         bench_scan(B, T, C, 3); \
